@@ -1,0 +1,36 @@
+"""Owns the libc functions that compiled code calls by name, and reading `errno` after them."""
+
+from __future__ import annotations
+
+from numba import types
+
+from gfkernels.native.jit import njit
+from gfkernels.native.memory import load32, load64
+
+_i32, _i64 = types.int32, types.int64
+_CLOCK_MONOTONIC = 1
+
+sched_yield = types.ExternalFunction("sched_yield", _i32())
+memcpy = types.ExternalFunction("memcpy", _i64(_i64, _i64, _i64))
+usleep = types.ExternalFunction("usleep", _i32(types.uint32))
+poll = types.ExternalFunction("poll", _i32(_i64, _i64, _i32))
+clock_gettime = types.ExternalFunction("clock_gettime", _i32(_i32, _i64))
+process_vm_readv = types.ExternalFunction("process_vm_readv", _i64(_i32, _i64, _i64, _i64, _i64, _i64))
+process_vm_writev = types.ExternalFunction("process_vm_writev", _i64(_i32, _i64, _i64, _i64, _i64, _i64))
+send = types.ExternalFunction("send", _i64(_i32, _i64, _i64, _i32))
+recv = types.ExternalFunction("recv", _i64(_i32, _i64, _i64, _i32))
+sendmsg = types.ExternalFunction("sendmsg", _i64(_i32, _i64, _i32))
+_errno_location = types.ExternalFunction("__errno_location", _i64())
+
+
+@njit
+def errno() -> int:
+    """The calling thread's errno, valid straight after a failed call."""
+    return load32(_errno_location())
+
+
+@njit
+def now_ns(timespec: int) -> int:
+    """CLOCK_MONOTONIC in ns; `timespec` is the address of 16 bytes of scratch."""
+    clock_gettime(_CLOCK_MONOTONIC, timespec)
+    return load64(timespec) * 1_000_000_000 + load64(timespec + 8)
