@@ -1,4 +1,4 @@
-"""How ranks find, recognise and watch each other: `discover` the world, `connect` it, then use its store and control."""
+"""How ranks find, recognise and watch each other: `discover` a world, `connect` it, use its store and control."""
 
 from gfkernels.bootstrap.control import Control
 from gfkernels.bootstrap.forks import close_in_child, forget

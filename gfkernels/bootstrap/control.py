@@ -1,4 +1,4 @@
-"""Owns control events: who died, who left, who aborted or refused which call, on a descriptor that wait loops can poll."""
+"""Owns control events: who died, left, aborted or refused a call, on a descriptor that wait loops can poll."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any, Final, Protocol
 
 from gfkernels.bootstrap.forks import close_in_child, forget
 from gfkernels.bootstrap.frames import FrameError, FrameReader, encode
-from gfkernels.bootstrap.store import send_all
+from gfkernels.bootstrap.store import send_all, wait_readable
 
 _POST_S: Final = 2.0
+_GOODBYE_S: Final = 0.3
 
 
 class Control(Protocol):
@@ -92,7 +93,15 @@ class TcpControl:
 
     def goodbye(self) -> None:
         """See `Control.goodbye`."""
-        self._send({"goodbye": True})
+        if not self._send({"goodbye": True}):
+            return
+        # Closing with unread events makes the kernel send a reset, which can overtake the goodbye; so let the server
+        # close first, and read what still comes.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+            end = time.monotonic() + _GOODBYE_S
+            while wait_readable(self._sock, end - time.monotonic()) and self._sock.recv(1 << 16):
+                pass
 
     def _send(self, message: dict[str, Any]) -> bool:
         with self._send_lock:
@@ -113,7 +122,8 @@ class TcpControl:
         """See `Control.close`."""
         self._ended = True
         self._sock.close()
-        for end in self._quiet or ():
+        # In a forked child the numbers are closed already and may be somebody else's.
+        for end in self._quiet or () if os.getpid() == self._pid else ():
             forget(end)
             with contextlib.suppress(OSError):
                 os.close(end)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import select
@@ -13,27 +12,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gfkernels.bootstrap.frames import MAX_GREETING, FrameError, FrameReader, Greeting, encode, proof, same_proof
+from gfkernels.bootstrap.network import Endpoint, keep_alive
 from gfkernels.errors import BootstrapError
 
 _ATTEMPT_S: Final = (1.0, 8.0)
-"""How long a candidate may keep silent, at first and at most: a busy rank 0 may be slow, a foreign server says nothing."""
+"""How long a candidate may keep silent, at first and at most: a busy rank 0 may be slow, a stranger says nothing."""
 _PAUSE_S: Final = (0.02, 0.5)
 """Pause between attempts on one candidate, at first and at most."""
 _GRACE_S: Final = (2.0, 10.0)
 """How long a refusal by our own job may last before it is final: at one exact address, among several."""
 _RESOLVE_S: Final = 1.0
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """One address to connect to."""
-
-    family: int
-    address: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        host, port = self.address[0], self.address[1]
-        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
 
 @dataclass(frozen=True)
@@ -120,7 +108,8 @@ class _Candidate:
             return False
         if not data:
             raise FrameError("it closed the connection")
-        return any([self._message(message) for message in self._reader.feed(data)])
+        messages = self._reader.feed(data)
+        return bool(messages) and self._message(messages[0])
 
     def _message(self, message: Any) -> bool:
         me = self._identity
@@ -141,15 +130,6 @@ class _Candidate:
         if not same_proof(proof(me.secret, "server", self.greeting, *fields), message.get("proof")):
             raise FrameError("it does not know the secret")
         return True
-
-
-def keep_alive(sock: socket.socket) -> None:
-    """Has the kernel notice within half a minute that the other host is gone, where the connection is idle."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):
-            with contextlib.suppress(OSError):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def dial(

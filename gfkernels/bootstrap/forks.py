@@ -1,4 +1,4 @@
-"""Owns what a forked child must not keep open: registered descriptors and objects are closed in it right after the fork.
+"""Owns what a forked child must not keep open: registered descriptors and objects are closed right after the fork.
 
 A child that inherits a rank's control connection would keep it open after the rank dies, and nobody would notice the
 death. Closing says nothing to the other side: the parent's connection goes on.

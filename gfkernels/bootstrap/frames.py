@@ -1,4 +1,4 @@
-"""Owns the format on bootstrap connections: four bytes of length, then JSON; and the mutual proof of the shared secret."""
+"""Owns the format on bootstrap connections: a length in four bytes, then JSON; and the proofs of the secret."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Hosts:
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
-        """Ranks on this host, this one included. Equal boot ids; whether memory can be shared is for a probe to show."""
+        """Ranks on this host, this one included: equal boot ids. A probe shows whether memory can be shared."""
         return self.groups[self.host]
 
     @property

@@ -1,21 +1,34 @@
-"""Owns addresses: which this host has, binding rank 0's listener, and finding it among everything that listens."""
+"""Owns addresses: which a name and this host have, binding rank 0's listener, keeping connections watched."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from gfkernels.bootstrap.dial import Endpoint
 from gfkernels.errors import BootstrapError, ConfigError
 
 _SIOCGIFADDR: Final = 0x8915
 _VIRTUAL: Final = ("docker", "br-", "veth", "virbr", "cni", "flannel", "cali", "tun", "tap", "podman")
 _BACKLOG: Final = 1024
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One address to connect to."""
+
+    family: int
+    address: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        host, port = self.address[0], self.address[1]
+        return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
 
 def resolve(host: str, port: int) -> list[Endpoint]:
@@ -109,3 +122,12 @@ def _addresses_of(name: str) -> list[str]:
         if fields[5] == name and fields[3] != "20":
             addresses.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0])))
     return addresses
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Has the kernel notice within half a minute that the other host is gone, where the connection is idle."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

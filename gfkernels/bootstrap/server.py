@@ -22,6 +22,7 @@ from gfkernels.bootstrap.frames import (
     proof,
     same_proof,
 )
+from gfkernels.bootstrap.network import keep_alive
 from gfkernels.bootstrap.tables import Tables
 from gfkernels.trace import log
 
@@ -132,6 +133,7 @@ class StoreServer:
                 sock, _ = key.fileobj.accept()  # type: ignore[union-attr]
                 with contextlib.suppress(OSError):
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    keep_alive(sock)
                 self._greet(self._accepted(sock))
         elif key.data in self._connections:
             connection: Connection = key.data
@@ -184,6 +186,8 @@ class StoreServer:
             self._refuse(connection, f"rank {rank}: the secrets differ")
         elif size != self.size or not 0 <= rank < self.size:
             self._refuse(connection, f"rank 0 has a world of {self.size} ranks, this is rank {rank} of {size}")
+        elif rank in self._gone:
+            self._refuse(connection, f"rank {rank} of this session {self._gone[rank]}; all ranks must start together")
         elif any(c.rank == rank and c.role == role for c in self._connections):
             self._refuse(connection, f"another process is already rank {rank}")
         else:

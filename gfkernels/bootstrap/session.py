@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from gfkernels.bootstrap import mpi
 from gfkernels.bootstrap.control import Control, LocalControl, TcpControl
-from gfkernels.bootstrap.dial import Endpoint, Identity, dial
+from gfkernels.bootstrap.dial import Identity, dial
 from gfkernels.bootstrap.frames import session_key
 from gfkernels.bootstrap.hosts import HostIdentity, Hosts, boot_id, group_hosts, this_host
-from gfkernels.bootstrap.network import interface_addresses, listen, resolve
+from gfkernels.bootstrap.network import Endpoint, interface_addresses, listen, resolve
 from gfkernels.bootstrap.secret import find_secret, given_secret
 from gfkernels.bootstrap.server import StoreServer
 from gfkernels.bootstrap.store import LocalStore, Store, StoreTimeout, TcpStore
@@ -132,6 +132,8 @@ def _meet(world: World, config: Config) -> _Meeting:
     secret = find_secret(config, world.single_host, os.environ.get("XDG_RUNTIME_DIR"))
     ports = address.ports
     loopback = [address.host, *_LOOPBACK]
+    if world.single_host and config.bind_address is not None:
+        loopback.insert(0, config.bind_address)
 
     def endpoints() -> list[Endpoint]:
         hosts = loopback if world.single_host else [address.host]

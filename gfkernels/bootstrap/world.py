@@ -156,7 +156,7 @@ def _argument(name: str, value: int) -> int:
 
 
 def _world(found: Found, address: StoreAddress | None, environ: Mapping[str, str], job_id: str | None) -> World:
-    job = job_id or found.job_id
+    job = job_id or environ.get("GFKERNELS_JOB_ID") or found.job_id
     if found.size == 1 and found.rank == 0:
         return World(0, 1, 0, 1, None, found.source, True, job)
     if found.local_size is not None and found.local_size > found.size:
