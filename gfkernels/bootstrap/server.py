@@ -187,7 +187,7 @@ class StoreServer:
         elif size != self.size or not 0 <= rank < self.size:
             self._refuse(connection, f"rank 0 has a world of {self.size} ranks, this is rank {rank} of {size}")
         elif rank in self._gone:
-            self._refuse(connection, f"rank {rank} of this session {self._gone[rank]}; all ranks must start together")
+            self._refuse(connection, f"rank {rank} of this session is gone ({self._gone[rank]}): all start together")
         elif any(c.rank == rank and c.role == role for c in self._connections):
             self._refuse(connection, f"another process is already rank {rank}")
         else:

@@ -197,12 +197,11 @@ class TcpStore:
         with self._send_lock:
             self._next += 1
             number = self._next
-            self._answers[number] = None
             try:
                 frame = encode({"id": number, **message})
+                self._answers[number] = None
                 send_all(self._sock, frame, deadline)
             except FrameError as error:
-                self._answers.pop(number)
                 raise UsageError(f"store: {what}: {error}") from None
             except TimeoutError:
                 # Half a frame may be out: nothing can follow it.
