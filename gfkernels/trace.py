@@ -30,7 +30,8 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
-            self.setStream(sys.stderr)
+            # Not setStream, which flushes the old one: that may be closed by now.
+            self.stream = sys.stderr
             super().emit(record)
 
 

@@ -171,9 +171,9 @@ class TcpStore:
         deadline = time.monotonic() + seconds
         number = self._request(message, deadline, what)
         try:
-            answer = self._answer(number, deadline)
+            answer = self._answer(number, deadline, what)
             if answer is None:
-                missing = self._cancel(number)
+                missing = self._cancel(number, what)
                 # The answer may have overtaken the cancellation.
                 answer = self._answers.get(number)
                 if answer is None:
@@ -215,7 +215,7 @@ class TcpStore:
         self._gone = True
         raise PeerLostError(f"store: {what}: the store is gone, and so is rank 0 which held it", 0) from None
 
-    def _answer(self, number: int, deadline: float) -> dict[str, Any] | None:
+    def _answer(self, number: int, deadline: float, what: str) -> dict[str, Any] | None:
         while self._answers[number] is None:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -225,14 +225,14 @@ class TcpStore:
                 continue
             try:
                 if self._answers[number] is None:
-                    self._read(min(left, _SLICE_S))
+                    self._read(min(left, _SLICE_S), what)
             finally:
                 self._read_lock.release()
         return self._answers[number]
 
-    def _read(self, seconds: float) -> None:
+    def _read(self, seconds: float, what: str) -> None:
         if self._gone:
-            self._lost("an answer")
+            self._lost(what)
         try:
             if not wait_readable(self._sock, seconds):
                 return
@@ -242,18 +242,18 @@ class TcpStore:
         except (OSError, ValueError):
             data = b""
         if not data:
-            self._lost("an answer")
+            self._lost(what)
         for message in self._reader.feed(data):
             # Answers to requests that were given up are not kept.
             if message["id"] in self._answers:
                 self._answers[message["id"]] = message
 
-    def _cancel(self, request: int) -> list[Any]:
+    def _cancel(self, request: int, what: str) -> list[Any]:
         deadline = time.monotonic() + _CANCEL_S
         with contextlib.suppress(PeerLostError, StoreTimeout):
-            number = self._request({"op": "cancel", "request": request}, deadline, "cancel")
+            number = self._request({"op": "cancel", "request": request}, deadline, what)
             try:
-                answer = self._answer(number, deadline)
+                answer = self._answer(number, deadline, what)
                 return list(answer["value"]) if answer else []
             finally:
                 self._answers.pop(number, None)
