@@ -19,6 +19,7 @@ process_vm_readv = types.ExternalFunction("process_vm_readv", _i64(_i32, _i64, _
 process_vm_writev = types.ExternalFunction("process_vm_writev", _i64(_i32, _i64, _i64, _i64, _i64, _i64))
 send = types.ExternalFunction("send", _i64(_i32, _i64, _i64, _i32))
 recv = types.ExternalFunction("recv", _i64(_i32, _i64, _i64, _i32))
+recvmsg = types.ExternalFunction("recvmsg", _i64(_i32, _i64, _i32))
 sendmsg = types.ExternalFunction("sendmsg", _i64(_i32, _i64, _i32))
 _errno_location = types.ExternalFunction("__errno_location", _i64())
 

@@ -1,0 +1,202 @@
+"""Owns TCP as a transport: frames over non-blocking sockets, sent and received by compiled code.
+
+Payload goes from the source array to the socket and from the socket into the destination buffer, with no copy between.
+What the engine must know:
+
+- A put that answers AGAIN may have sent part of its frame. Its source stays in use until the same put answers OK, and
+  PROGRESS goes on sending it. Other puts with payload to that peer answer AGAIN meanwhile; signals queue behind it.
+- PUT and FLUSH that cannot send receive from *their* peer, so that two full sockets cannot deadlock a pair. In a ring
+  of more, each rank sends to one peer and receives from another: call PROGRESS of all rows when nothing moves.
+- Frames of a later call stay unread until BEGIN; payload lands only between BEGIN and FLUSH; a signal of an earlier call
+  (a credit returned late) counts whenever it comes.
+- A peer that leaves in order says goodbye with the number of its last call. Only in later calls is it lost.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import socket
+import struct
+import termios
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gfkernels.errors import MismatchError, PeerLostError, TransportError
+from gfkernels.transport import tcp_frames as f
+from gfkernels.transport.table import AGAIN, N_SLOTS, Channels, Fault, Slot
+from gfkernels.transport.tcp_stream import MESSAGE_NBYTES
+from gfkernels.transport.tcp_table import begin, flush, goodbye, poll, progress, put
+
+SOCKET_BUFFER_NBYTES: Final = 0
+"""SO_SNDBUF and SO_RCVBUF asked for; 0 leaves them to the kernel's tuning."""
+
+_MEMORY_NBYTES: Final = 2 * f.QUEUE_NBYTES + f.AHEAD_NBYTES + -(-MESSAGE_NBYTES // 64) * 64
+_DRAIN_POLL_S: Final = 0.002
+
+
+@dataclass
+class TcpChannels(Channels):
+    """The TCP end of a rank: its table, and the sockets under it.
+
+    Attributes:
+        rank: this rank.
+        sockets: by peer; what a forked child must close (`close_in_child`).
+        records: int64[size, words], the state of each connection (see `tcp_frames`).
+    """
+
+    rank: int = -1
+    sockets: dict[int, socket.socket] = field(default_factory=dict)
+    records: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors of all connections that are open."""
+        return [sock.fileno() for sock in self.sockets.values()]
+
+    def fault(self, peer: int) -> Fault | None:
+        """What is wrong with the connection to `peer`, None while nothing is."""
+        word = int(self.records[peer, f.FAULT // 8])
+        return Fault(word) if word else None
+
+    def explain(self, peer: int) -> str:
+        """What is wrong with the connection to `peer`, in words."""
+        words = self.records[peer]
+        code = int(words[f.FAULT_ERRNO // 8])
+        reason = f.REASONS.get(int(words[f.FAULT_REASON // 8]), "nothing is wrong")
+        text = reason.format(expected=int(words[f.FAULT_EXPECTED // 8]), got=int(words[f.FAULT_GOT // 8]))
+        return f"rank {peer} over TCP: {text}" + (f" ({os.strerror(code)})" if code else "")
+
+    def error(self, peer: int) -> TransportError:
+        """The exception for the fault on the connection to `peer`."""
+        fault = self.fault(peer)
+        if fault is Fault.PEER_LOST:
+            return PeerLostError(self.explain(peer), peer)
+        return MismatchError(self.explain(peer)) if fault is Fault.MISMATCH else TransportError(self.explain(peer))
+
+    def signatures(self, peer: int) -> tuple[int, int]:
+        """After `Fault.MISMATCH`: this rank's signature and the one that `peer` sent."""
+        words = self.records[peer]
+        return int(words[f.FAULT_EXPECTED // 8]), int(words[f.FAULT_GOT // 8])
+
+    def close(self, timeout_s: float = 2.0, *, leave: bool = True) -> None:
+        """Closes all connections; does nothing the second time.
+
+        Args:
+            timeout_s: how long to wait for peers to take what is on its way to them.
+            leave: say goodbye, so that peers still in the last call are not disturbed; False after a failure.
+        """
+        deadline = time.monotonic() + timeout_s
+        if leave:
+            self._say_goodbye(deadline)
+        for sock in self.sockets.values():
+            sock.close()
+        self.sockets.clear()
+        self.block_fds.clear()
+        self.table[:] = 0
+
+    def close_in_child(self) -> None:
+        """Gives up a forked child's copies of the sockets; the parent's connections go on."""
+        self.close(leave=False)
+
+    def _say_goodbye(self, deadline: float) -> None:
+        say, push = goodbye.ctypes, flush.ctypes
+        unsaid, unsent = set(self.sockets), set(self.sockets)
+        while unsent:
+            for peer in list(unsent):
+                state = int(self.table[peer, Slot.STATE])
+                if peer in unsaid and say(state) != AGAIN:
+                    unsaid.discard(peer)
+                if push(state) != AGAIN and peer not in unsaid:
+                    unsent.discard(peer)
+            if time.monotonic() >= deadline:
+                return
+            if unsent:
+                time.sleep(_DRAIN_POLL_S)
+        # Closing a socket with unread bytes in it resets the connection, and that would destroy what is still on its
+        # way to the peer: wait until the peer's kernel has all of it, reading and dropping late credits meanwhile.
+        waiting = dict(self.sockets)
+        for sock in waiting.values():
+            _quietly_shut(sock)
+        while waiting and time.monotonic() < deadline:
+            for peer, sock in list(waiting.items()):
+                if _unsent_nbytes(sock) == 0 and not _drop_input(sock):
+                    del waiting[peer]
+            if waiting:
+                select.select(list(waiting.values()), [], [], _DRAIN_POLL_S)
+
+
+def _quietly_shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass  # the peer was faster
+
+
+def _unsent_nbytes(sock: socket.socket) -> int:
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0])
+    except OSError:
+        return 0
+
+
+def _drop_input(sock: socket.socket) -> bool:
+    """Whether bytes were there to drop."""
+    try:
+        return len(sock.recv(1 << 16, socket.MSG_DONTWAIT)) > 0
+    except OSError:
+        return False
+
+
+def tune(sock: socket.socket) -> None:
+    """Sets a connected socket's options for frames."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if SOCKET_BUFFER_NBYTES:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_NBYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_NBYTES)
+    sock.setblocking(False)
+
+
+def channels(rank: int, size: int, sockets: dict[int, socket.socket]) -> TcpChannels:
+    """The table of a rank over connected stream sockets, which it takes over.
+
+    Args:
+        rank: this rank.
+        size: ranks in the group.
+        sockets: by peer; a peer without one has a row of zeros.
+    """
+    table = np.zeros((size, N_SLOTS), np.int64)
+    records = np.zeros((size, f.RECORD_NBYTES // 8), np.int64)
+    memory = np.zeros((size, _MEMORY_NBYTES // 8), np.int64)
+    for peer, sock in sockets.items():
+        at = int(memory[peer].ctypes.data)
+        words = records[peer]
+        words[f.FD // 8] = sock.fileno()
+        words[f.PEER // 8] = peer
+        words[f.CALL // 8] = -1
+        words[f.EARLY // 8] = at
+        words[f.LATE // 8] = at + f.QUEUE_NBYTES
+        words[f.AHEAD // 8] = at + 2 * f.QUEUE_NBYTES
+        words[f.MESSAGE // 8] = at + 2 * f.QUEUE_NBYTES + f.AHEAD_NBYTES
+        table[peer, Slot.STATE] = words.ctypes.data
+        for slot, function in (
+            (Slot.PUT, put),
+            (Slot.POLL, poll),
+            (Slot.PROGRESS, progress),
+            (Slot.BEGIN, begin),
+            (Slot.FLUSH, flush),
+        ):
+            table[peer, slot] = function.address
+    return TcpChannels(
+        table=table,
+        keep=[records, memory],
+        block_fds=[sock.fileno() for sock in sockets.values()],
+        rank=rank,
+        sockets=dict(sockets),
+        records=records,
+    )
