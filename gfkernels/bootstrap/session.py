@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
@@ -9,6 +10,7 @@ import secrets
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -32,9 +34,10 @@ _HOSTS_KEY: Final = "gfkernels/hosts"
 
 _generations: dict[str, int] = {}
 _lock = threading.Lock()
+_open: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     """A connected world.
 
@@ -61,6 +64,7 @@ class Session:
 
         When rank 0 closes, the others see it as left, and the store and control events end for all.
         """
+        _open.discard(self)
         if self.server is not None:
             self.server.close()
         with contextlib.suppress(OSError):
@@ -100,7 +104,15 @@ def connect(world: World, config: Config, deadline: float | None = None) -> Sess
         raise
     with _lock:
         _generations[meeting.base] = meeting.generation + 1
+    _open.add(session)
     return session
+
+
+@atexit.register
+def _close_all() -> None:
+    # A daemon thread ends with the interpreter, and answers that rank 0 still owes the others would be lost with it.
+    for session in list(_open):
+        session.close()
 
 
 @dataclass

@@ -102,7 +102,7 @@ def port() -> int:
     while True:
         base = random.randrange(20_000, 30_000, 20)
         with suppress(OSError):
-            for above in range(1, 17):
+            for above in range(17):
                 socket.create_server(("127.0.0.1", base + above)).close()
             return base
 

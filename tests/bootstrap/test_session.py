@@ -65,7 +65,7 @@ def test_a_world_of_one_opens_nothing() -> None:
 def test_explicit_store(start: Start, port: int, store: str) -> None:
     host = store.rpartition(":")[0].strip("[]")
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
             probe.bind(address)
     except OSError as error:
@@ -73,8 +73,9 @@ def test_explicit_store(start: Start, port: int, store: str) -> None:
 
     def rank(r: int) -> Any:
         session = connect(discover({}, rank=r, size=2, store=store.format(port)), Config(connect_timeout_s=10))
-        session.store.barrier("end", r, 2)
-        return session.store.gather("ports", r, 2, r)
+        ranks = session.store.gather("ranks", r, 2, r)
+        session.close()
+        return ranks
 
     assert [each.result() for each in [start(rank, 1), start(rank, 0)]] == [[0, 1], [0, 1]]
 
@@ -87,7 +88,9 @@ def test_an_address_of_this_machine_with_a_secret(start: Start, port: int) -> No
     def rank(r: int, **options: Any) -> Any:
         store = f"{addresses[0][1]}:{port}" if ":" not in addresses[0][1] else f"[{addresses[0][1]}]:{port}"
         session = connect(discover({}, rank=r, size=2, store=store), Config.load({"connect_timeout_s": 10, **options}))
-        return session.store.gather("x", r, 2, session.world.single_host)
+        found = session.store.gather("x", r, 2, session.world.single_host)
+        session.close()
+        return found
 
     def with_secret(r: int) -> Any:
         return rank(r, secret="long enough")
@@ -339,7 +342,7 @@ def test_closing_in_turn_is_leaving(start: Start, port: int) -> None:
 
 def test_a_rank_that_dies_while_others_start(start: Start, port: int, tmp_path: Path, eventually: Any) -> None:
     def waiting(r: int) -> None:
-        join(r, 3, port, connect_timeout_s=20)
+        join(r, 3, port, connect_timeout_s=20).close()
 
     survivors = [start(waiting, 0), start(waiting, 1)]
     time.sleep(0.3)
@@ -348,7 +351,7 @@ def test_a_rank_that_dies_while_others_start(start: Start, port: int, tmp_path: 
     error = survivors[0]
 
     def late() -> None:
-        join(2, 3, port, connect_timeout_s=20)
+        join(2, 3, port, connect_timeout_s=20).close()
 
     # Rank 1 had contributed, so its death shows to whoever calls next; rank 2's start completes the gather.
     start(late).result()
@@ -397,6 +400,7 @@ def test_an_mpi_communicator_carries_address_and_secret(start: Start, tmp_path: 
         comm = FakeComm(r, 3, tmp_path)
         session = connect(discover({}, comm=comm), Config(connect_timeout_s=10))
         session.store.barrier("x", r, 3)
+        session.close()
         return session.secret, session.world.source, session.world.local_rank
 
     results = [each.result() for each in [start(rank, r) for r in range(3)]]
@@ -411,3 +415,33 @@ def test_an_error_of_rank_0_reaches_all_by_mpi(start: Start, tmp_path: Path) -> 
 
     for each in [start(rank, r) for r in range(2)]:
         assert "192.0.2.1" in str(each.error())
+
+
+def test_mpi_variables_without_mpi4py(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks derive one address from their common launcher; two such jobs of one user do not mix."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    def rank(r: int, job: str) -> Any:
+        environ = {"OMPI_COMM_WORLD_RANK": str(r), "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": job}
+        environ |= {"OMPI_COMM_WORLD_LOCAL_RANK": str(r), "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+        session = connect(discover(environ), Config(connect_timeout_s=10))
+        found = session.store.gather("x", r, 2, job)
+        session.close()
+        return found
+
+    ranks = [start(rank, r, job) for job in ("prte-1", "prte-2") for r in (0, 1)]
+    assert [each.result() for each in ranks] == [["prte-1"] * 2] * 2 + [["prte-2"] * 2] * 2
+
+
+def test_ctrl_c_while_others_are_missing(start: Start, port: int) -> None:
+    def rank() -> str:
+        try:
+            join(0, 2, port, connect_timeout_s=30)
+        except KeyboardInterrupt:
+            return f"{threading.active_count()} thread"
+        return "connected"
+
+    waiting = start(rank)
+    time.sleep(0.5)
+    waiting.kill(signal.SIGINT)
+    assert waiting.result(3) == "1 thread"

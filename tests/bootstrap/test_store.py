@@ -46,8 +46,9 @@ class Hub:
 
     def close(self) -> None:
         self.server.close()
-        for client in (*self.stores, *self.controls):
-            client.close()
+        for store, control in zip(self.stores, self.controls, strict=True):
+            store.close()
+            control.close()
 
 
 @pytest.fixture
