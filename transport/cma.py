@@ -226,7 +226,7 @@ def allow_ptrace(policy: str = "any") -> tuple[bool, str]:
     if not scope:
         return True, ""
     if policy == "off":
-        return scope == 0, "PR_SET_PTRACER is switched off by configuration"
+        return False, "PR_SET_PTRACER is switched off by configuration"
     libc = ctypes.CDLL(None, use_errno=True)
     who = _PR_SET_PTRACER_ANY if policy == "any" else os.getppid()
     if libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(who), 0, 0, 0) != 0:

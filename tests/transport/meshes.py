@@ -1,0 +1,79 @@
+"""Meshes of all in-tree transports within one process, for the conformance suite and the transports' own tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gfkernels.transport import shm
+from gfkernels.transport.conformance import Subject
+from gfkernels.transport.table import Channels
+from gfkernels.transport.tcp import TcpChannels
+from gfkernels.transport.tcp_connect import Exchange, connect
+
+SECRET = b"a secret of these tests"
+
+
+def in_threads(size: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
+    """Runs `work(rank, exchange)` in one thread a rank; results or exceptions by rank."""
+    barrier = threading.Barrier(size)
+    values: list[Any] = [None] * size
+    results: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        def exchange(value: object) -> list[Any]:
+            values[rank] = value
+            barrier.wait(20)
+            everything = list(values)
+            barrier.wait(20)
+            return everything
+
+        try:
+            results[rank] = work(rank, exchange)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def tcp_mesh(size: int) -> list[TcpChannels]:
+    """TCP over loopback, connected as a communicator would."""
+    ends = in_threads(size, lambda rank, exchange: connect(rank, size, exchange=exchange, secret=SECRET, timeout_s=10))
+    for end in ends:
+        if isinstance(end, Exception):
+            raise end
+    return ends
+
+
+def shm_mesh(size: int) -> list[Channels]:
+    """Shared memory, with all ranks' counters in this process."""
+    counters = [np.zeros(shm.arrivals_nbytes(size) // 8 + 8, np.int64) for _ in range(size)]
+    addresses = [int(c.ctypes.data) + -int(c.ctypes.data) % 64 for c in counters]
+    ends = [shm.channels(rank, addresses) for rank in range(size)]
+    for end in ends:
+        end.keep.append(counters)
+    return ends
+
+
+def _leave(end: Channels) -> None:
+    assert isinstance(end, TcpChannels)
+    end.close()
+
+
+def _crash(end: Channels) -> None:
+    assert isinstance(end, TcpChannels)
+    end.close(leave=False)
+
+
+SUBJECTS = [
+    Subject("tcp", tcp_mesh, leave=_leave, crash=_crash),
+    Subject("shm", shm_mesh, framed=False),
+]

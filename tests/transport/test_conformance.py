@@ -1,0 +1,17 @@
+"""Runs the public conformance suite on all in-tree transports, through compiled code and through ctypes."""
+
+from __future__ import annotations
+
+import pytest
+from meshes import SUBJECTS
+
+from gfkernels.transport.conformance import DRIVERS, Check, Subject, checks_for
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    ("subject", "check"),
+    [pytest.param(s, check, id=f"{s.name}-{check.__name__}") for s in SUBJECTS for check in checks_for(s)],
+)
+def test_conformance(subject: Subject, check: Check, driver: str) -> None:
+    check(subject, DRIVERS[driver])
