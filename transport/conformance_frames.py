@@ -9,6 +9,7 @@ import numpy as np
 
 from gfkernels.transport.conformance_rig import (
     ROUNDS,
+    Bytes,
     Driver,
     Endpoint,
     Subject,
@@ -46,6 +47,7 @@ def again_keeps_the_put(subject: Subject, call: Driver) -> None:
 
         def finished() -> bool:
             if not codes:
+                require(a.put(b, 0, data[:1000]) == AGAIN, "another put was taken for the one in progress")
                 code = a.put(b, 0, data)
                 if code == OK:
                     codes.append(code)
@@ -77,6 +79,69 @@ def many_signals_behind_a_full_socket(subject: Subject, call: Driver) -> None:
             return done[0] and b.poll(a, 1) == accepted
 
         until(finished, [a, b], f"{accepted} signals")
+
+
+def accepted_signals_leave_by_progress(subject: Subject, call: Driver) -> None:
+    """What was accepted leaves without another put: PROGRESS sends it."""
+    with mesh(subject, 2, call) as (a, b):
+        a.begin(1)
+        b.begin(1)
+        accepted = 0
+        while accepted < 200_000 and a.put(b, 1, None) == OK:
+            accepted += 1
+        until(lambda: b.poll(a, 1) == accepted, [a, b], f"{accepted} signals that were accepted")
+
+
+def signals_survive_a_cut_behind_a_put(subject: Subject, call: Driver) -> None:
+    """Wherever the socket fills up in put, signals, put, signals: the stream goes on in order."""
+    with mesh(subject, 2, call) as (a, b):
+        target = b.own(0, 5 << 20)
+        a.begin(1)
+        b.begin(1)
+        signals = 0
+        for turn in range(20):
+            # Sizes differ by less than the queue of signals is long, so that some cut falls into the queue.
+            data = noise((4 << 20) + 12_000 * turn, turn)
+            code = a.put(b, 0, data)
+            while code == AGAIN:
+                for _ in range(600):
+                    signals += a.put(b, 1, None) == OK
+                require(b.progress() >= 0, "progress answered a fault")
+                code = a.put(b, 0, data)
+            require(code == OK, f"put answered {code}")
+            until(lambda turn=turn: b.poll(a, 0) == turn + 1, [a, b], "the put")  # type: ignore[misc]
+            require(bool((target[: len(data)] == data).all()), "bytes differ")
+        until(lambda: b.poll(a, 1) == signals, [a, b], f"{signals} signals")
+
+
+def put_between_waiting_signals(subject: Subject, call: Driver) -> None:
+    """Signals that wait before a put and signals that come behind it keep their places."""
+    with mesh(subject, 2, call) as (a, b):
+        a.begin(1)
+        b.begin(1)
+        room = 0
+        while room < 200_000 and a.put(b, 1, None) == OK:
+            room += 1
+    with mesh(subject, 2, call) as (a, b):
+        target = b.own(0, 1 << 20)
+        a.begin(1)
+        b.begin(1)
+        before = behind = 0
+        for turn, fewer in enumerate((1, 100, 300, 200)):
+            before += sum(a.put(b, 1, None) == OK for _ in range(room - fewer))
+            data = noise(1 << 20, fewer)
+            sent = [a.put(b, 0, data)]
+            behind += sum(a.put(b, 2, None) == OK for _ in range(200))
+
+            def finished(
+                data: Bytes = data, sent: list[int] = sent, want: tuple[int, ...] = (turn + 1, before, behind)
+            ) -> bool:
+                if sent[0] == AGAIN:
+                    sent[0] = a.put(b, 0, data)
+                return sent[0] == OK and tuple(b.poll(a, channel) for channel in range(3)) == want
+
+            until(finished, [a, b], f"a put between {before} signals before it and {behind} behind it, in all")
+            require(bool((target == data).all()), "bytes differ")
 
 
 def later_call_is_held_back(subject: Subject, call: Driver) -> None:
@@ -259,6 +324,9 @@ def _framed(subject: Subject) -> bool:
 FRAMED_CHECKS: Final[tuple[tuple[Check, Callable[[Subject], bool]], ...]] = (
     (again_keeps_the_put, _framed),
     (many_signals_behind_a_full_socket, _framed),
+    (accepted_signals_leave_by_progress, _framed),
+    (signals_survive_a_cut_behind_a_put, _framed),
+    (put_between_waiting_signals, _framed),
     (later_call_is_held_back, _framed),
     (earlier_signal_counts, _framed),
     (signatures_are_compared, _framed),

@@ -9,6 +9,8 @@ What the engine must know:
   of more, each rank sends to one peer and receives from another: call PROGRESS of all rows when nothing moves.
 - Frames of a later call stay unread until BEGIN; payload lands only between BEGIN and FLUSH; a signal of an earlier call
   (a credit returned late) counts whenever it comes.
+- A descriptor in `block_fds` stays readable while a later call's frames wait in it, and after its peer has left: polling
+  it then returns at once, so a wait must also yield.
 - A peer that leaves in order says goodbye with the number of its last call. Only in later calls is it lost.
 """
 
