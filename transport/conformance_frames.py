@@ -117,16 +117,17 @@ def signals_survive_a_cut_behind_a_put(subject: Subject, call: Driver) -> None:
 def put_between_waiting_signals(subject: Subject, call: Driver) -> None:
     """Signals that wait before a put and signals that come behind it keep their places."""
     with mesh(subject, 2, call) as (a, b):
-        a.begin(1)
-        b.begin(1)
-        room = 0
-        while room < 200_000 and a.put(b, 1, None) == OK:
-            room += 1
-    with mesh(subject, 2, call) as (a, b):
         target = b.own(0, 1 << 20)
         a.begin(1)
         b.begin(1)
-        before = behind = 0
+        before = behind = room = 0
+        for _ in range(3):
+            # How many signals fit in all settles only after the connection has been full.
+            room = 0
+            while room < 200_000 and a.put(b, 1, None) == OK:
+                room += 1
+            before += room
+            until(lambda n=before: b.poll(a, 1) == n, [a, b], f"{before} signals")  # type: ignore[misc]
         for turn, fewer in enumerate((1, 100, 300, 200)):
             before += sum(a.put(b, 1, None) == OK for _ in range(room - fewer))
             data = noise(1 << 20, fewer)
