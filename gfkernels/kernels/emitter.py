@@ -1,0 +1,223 @@
+"""Owns the loops: writes the LLVM IR of the one function that does COMBINE for an (op, dtype, wire).
+
+The function is `int64 combine(int64 pointers, int64 counts, int64 n, int64 args)`. It goes over the elements in
+blocks; within a block everything is loaded and reduced before anything is stored, since a source and a destination may
+be the same span. Blocks are wide vectors, then narrower ones, then single elements, all written by the same code, so
+that an element's bits do not depend on where in the array it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from llvmlite import ir
+
+from gfkernels.kernels.elements import F64, I64, Lanes, compute_itemsize, compute_type
+from gfkernels.types import FINAL, RAW_SOURCES, ROUND_RAW, DType, ReduceOp
+
+_BLOCK_BYTES: Final = 128
+"""Bytes of accumulator in the widest blocks: four AVX2 registers."""
+_SMALL_BLOCK_BYTES: Final = 32
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one kernel does. `wire` None: nothing but the array's dtype travels."""
+
+    op: ReduceOp
+    dtype: DType
+    wire: DType | None
+
+    @property
+    def name(self) -> str:
+        """A name that is a C identifier, a file name, and unique to the variant."""
+        return f"combine_{self.op.label}_{self.dtype.name}_{self.wire.name if self.wire else 'none'}"
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How many sources and destinations, all array-typed, a loop is written out for."""
+
+    sources: int
+    destinations: int
+
+
+class _Emitter:
+    def __init__(self, variant: Variant, triple: str, native_half: bool) -> None:
+        self.variant = variant
+        self.native_half = native_half
+        self.module = ir.Module(name=variant.name)
+        self.module.triple = triple
+        function_type = ir.FunctionType(I64, [I64] * 4)
+        self.function = ir.Function(self.module, function_type, variant.name)
+        self.builder = ir.IRBuilder(self.function.append_basic_block("entry"))
+        self.pointers, self.counts, self.n, self.args = self.function.args
+
+    # -- small helpers -----------------------------------------------------------------------------------------
+
+    def _word(self, base: Any, index: int | Any, kind: Any = I64) -> Any:
+        """The 8-byte word number `index` at address `base`."""
+        offset = I64(8 * index) if isinstance(index, int) else self.builder.shl(index, I64(3))
+        pointer = self.builder.inttoptr(self.builder.add(base, offset), kind.as_pointer())
+        return self.builder.load(pointer, align=8, typ=kind)
+
+    @contextmanager
+    def _loop(self, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
+        """Runs the body for the index from `start` while it is below `stop`."""
+        builder = self.builder
+        before = builder.block
+        head = builder.append_basic_block("head")
+        body = builder.append_basic_block("body")
+        done = builder.append_basic_block("done")
+        builder.branch(head)
+        builder.position_at_end(head)
+        index = builder.phi(I64)
+        index.add_incoming(start, before)
+        builder.cbranch(builder.icmp_signed("<", index, stop), body, done)
+        builder.position_at_end(body)
+        yield index
+        index.add_incoming(builder.add(index, I64(step)), builder.block)
+        builder.branch(head)
+        builder.position_at_end(done)
+
+    def _variable(self, kind: Any) -> Any:
+        """A stack slot in the entry block, where LLVM turns it into registers."""
+        with self.builder.goto_entry_block():
+            return self.builder.alloca(kind)
+
+    def _choose(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        """A value by a branch, for work that only one side should pay."""
+        with self.builder.if_else(condition) as (then, otherwise):
+            with then:
+                first = yes()
+                first_block = self.builder.block
+            with otherwise:
+                second = no()
+                second_block = self.builder.block
+        result = self.builder.phi(first.type)
+        result.add_incoming(first, first_block)
+        result.add_incoming(second, second_block)
+        return result
+
+    # -- the function ------------------------------------------------------------------------------------------
+
+    def emit(self) -> str:
+        builder = self.builder
+        self.n_src_wire, self.n_src_array, self.n_dst_wire, self.n_dst_array, self.flags = (
+            self._word(self.counts, index) for index in range(5)
+        )
+        if self.variant.op == ReduceOp.MEAN:
+            self._prepare_mean()
+        self.n_src = builder.add(self.n_src_wire, self.n_src_array)
+        self.destinations = builder.add(self.pointers, builder.shl(self.n_src, I64(3)))
+        itemsize = compute_itemsize(self.variant.dtype)
+        done: Any = I64(0)
+        for nbytes in (_BLOCK_BYTES, _SMALL_BLOCK_BYTES, itemsize):
+            width = nbytes // itemsize
+            stop = builder.and_(self.n, I64(-width))
+            with self._loop(done, stop, width) as index:
+                self._block(index, width)
+            done = stop
+        builder.ret(I64(0))
+        return str(self.module)
+
+    def _prepare_mean(self) -> None:
+        builder = self.builder
+        kind = compute_type(self.variant.dtype)
+        one, zero = ir.Constant(F64, 1.0), I64(0)
+        raw = builder.icmp_signed("!=", builder.and_(self.flags, I64(RAW_SOURCES)), zero)
+        final = builder.icmp_signed("!=", builder.and_(self.flags, I64(FINAL)), zero)
+        prescale = builder.select(raw, self._word(self.args, 0, F64), one)
+        divisor = builder.select(final, self._word(self.args, 1, F64), one)
+        reciprocal = builder.fdiv(one, divisor)
+        # Multiplying by the reciprocal of a power of two gives the quotient's very bits, several times faster.
+        mantissa = builder.and_(builder.bitcast(divisor, I64), I64((1 << 52) - 1))
+        self.divides = builder.icmp_signed("!=", mantissa, zero)
+        if kind != F64:
+            prescale, divisor, reciprocal = (builder.fptrunc(x, kind) for x in (prescale, divisor, reciprocal))
+        self.prescale, self.divisor, self.reciprocal = prescale, divisor, reciprocal
+
+    def _block(self, index: Any, width: int) -> None:
+        """Reduces and stores elements index … index + width - 1."""
+        builder, variant = self.builder, self.variant
+        dtype, wire = variant.dtype, variant.wire
+        lanes = Lanes(builder, width, dtype, self.native_half)
+        kind = lanes.vector(lanes.compute)
+        accumulator = self._variable(kind)
+
+        def at(number: Any, base: Any, element: DType) -> Any:
+            return builder.add(self._word(base, number), builder.mul(index, I64(element.itemsize)))
+
+        def array_source(number: Any) -> Any:
+            return self._contribution(lanes, lanes.load(at(number, self.pointers, dtype), dtype))
+
+        def wire_source(number: Any) -> Any:
+            assert wire is not None
+            return lanes.load(at(number, self.pointers, wire), wire)
+
+        def accumulate(value: Any) -> None:
+            so_far = builder.load(accumulator, typ=kind)
+            builder.store(lanes.reduce(variant.op, so_far, value), accumulator)
+
+        if wire is None:
+            builder.store(array_source(I64(0)), accumulator)
+            first_array: Any = I64(1)
+        else:
+            some = builder.icmp_signed(">", self.n_src_wire, I64(0))
+            first = self._choose(some, lambda: wire_source(I64(0)), lambda: array_source(I64(0)))
+            builder.store(first, accumulator)
+            with self._loop(I64(1), self.n_src_wire) as number:
+                accumulate(wire_source(number))
+            first_array = builder.select(some, self.n_src_wire, I64(1))
+        with self._loop(first_array, self.n_src) as number:
+            accumulate(array_source(number))
+
+        value = builder.load(accumulator, typ=kind)
+        if variant.op == ReduceOp.MEAN:
+            total = value
+            value = self._choose(
+                self.divides,
+                lambda: builder.fdiv(total, lanes.broadcast(self.divisor)),
+                lambda: builder.fmul(total, lanes.broadcast(self.reciprocal)),
+            )
+        value = lanes.canonical(value)
+        n_dst = builder.add(self.n_dst_wire, self.n_dst_array)
+        if wire is None:
+            bits = lanes.narrow(value, dtype)
+            with self._loop(I64(0), n_dst) as number:
+                lanes.store(bits, at(number, self.destinations, dtype), dtype)
+            return
+        wire_bits = lanes.narrow(value, wire)
+        with self._loop(I64(0), self.n_dst_wire) as number:
+            lanes.store(wire_bits, at(number, self.destinations, wire), wire)
+        with builder.if_then(builder.icmp_signed(">", self.n_dst_array, I64(0))):
+            bits = lanes.narrow(lanes.widen(wire_bits, wire), dtype)
+            with self._loop(self.n_dst_wire, n_dst) as number:
+                lanes.store(bits, at(number, self.destinations, dtype), dtype)
+
+    def _contribution(self, lanes: Lanes, value: Any) -> Any:
+        """An array-typed source as it is added: scaled, and rounded to the wire, where the step says so."""
+        builder, wire = self.builder, self.variant.wire
+        if self.variant.op == ReduceOp.MEAN:
+            value = builder.fmul(value, lanes.broadcast(self.prescale))
+        if wire is None:
+            return value
+        unrounded = value
+        rounds = builder.icmp_signed("!=", builder.and_(self.flags, I64(ROUND_RAW)), I64(0))
+        return self._choose(
+            rounds, lambda: lanes.widen(lanes.narrow(lanes.canonical(unrounded), wire), wire), lambda: unrounded
+        )
+
+
+def emit(variant: Variant, triple: str, native_half: bool) -> str:
+    """The LLVM IR text of the variant's module.
+
+    Args:
+        variant: what the kernel does.
+        triple: the target's triple.
+        native_half: whether the target has instructions that convert fp16 (F16C on x86; always on aarch64).
+    """
+    return _Emitter(variant, triple, native_half).emit()
