@@ -1,11 +1,14 @@
 """Owns what an element is to a kernel: how lanes are loaded, widened, rounded, combined and stored, in LLVM IR.
 
 A value is a vector of `width` lanes. Storage types are what lies in memory (16-bit floats as their bits), compute types
-are what arithmetic is done in: fp32 for floats up to 32 bits, fp64 for float64, the integers themselves.
+are what arithmetic is done in: fp32 for floats up to 32 bits, fp64 for float64, the integers themselves. Two detours for
+16-bit floats that travel as they are, because converting costs more than the memory traffic does: min and max compare
+sortable 16-bit keys, and bfloat16 is widened in pairs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llvmlite import ir
@@ -21,6 +24,8 @@ F64: Final = ir.DoubleType()
 HALF: Final = ir.HalfType()
 
 _QUIET_NAN: Final = {4: 0x7FC00000, 8: 0x7FF8000000000000}
+_QUIET_NAN_16: Final = {"float16": 0x7E00, "bfloat16": 0x7FC0}
+_INFINITY: Final = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
 def storage_type(dtype: DType) -> Any:
@@ -32,16 +37,50 @@ def storage_type(dtype: DType) -> Any:
     return ir.IntType(8 * dtype.itemsize)
 
 
-def compute_type(dtype: DType) -> Any:
-    """The LLVM type that one element is added (multiplied, compared) in."""
-    if dtype.name == "float64":
-        return F64
-    return F32 if dtype.kind == "f" else ir.IntType(8 * dtype.itemsize)
+@dataclass(frozen=True)
+class Variant:
+    """What one kernel does. `wire` None: nothing but the array's dtype travels."""
 
+    op: ReduceOp
+    dtype: DType
+    wire: DType | None
 
-def compute_itemsize(dtype: DType) -> int:
-    """Bytes of one element of the compute type."""
-    return max(dtype.itemsize, 4) if dtype.kind == "f" else dtype.itemsize
+    @property
+    def name(self) -> str:
+        """A name that is a C identifier, a file name, and unique to the variant."""
+        return f"combine_{self.op.label}_{self.dtype.name}_{self.wire.name if self.wire else 'none'}"
+
+    @property
+    def keyed(self) -> bool:
+        """Whether elements are compared as sortable 16-bit keys: exact, and no conversion is needed."""
+        return self.op in (ReduceOp.MIN, ReduceOp.MAX) and self.wire is None and self._is_narrow
+
+    @property
+    def paired(self) -> bool:
+        """Whether lanes are kept in the order "even elements, then odd ones", which spares bfloat16 all shuffles."""
+        return self.dtype.name == "bfloat16" and self.wire is None and not self.keyed
+
+    @property
+    def scales_late(self) -> bool:
+        """Whether MEAN may scale the sum instead of its terms, with equal bits: fp16 values are so far from the ends
+        of fp32 that a power of two can be taken out. Not so with a wire, whose sources come scaled."""
+        return self.dtype.name == "float16" and self.wire is None
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self.dtype.name in ("float16", "bfloat16")
+
+    @property
+    def compute(self) -> Any:
+        """The LLVM type that one element is added (multiplied, compared) in."""
+        if self.dtype.name == "float64":
+            return F64
+        return F32 if self.dtype.kind == "f" and not self.keyed else ir.IntType(8 * self.dtype.itemsize)
+
+    @property
+    def compute_itemsize(self) -> int:
+        """Bytes of one element of the compute type."""
+        return 4 if self.compute == F32 else self.dtype.itemsize
 
 
 class Lanes:
@@ -50,18 +89,18 @@ class Lanes:
     Args:
         builder: the IR builder to emit with.
         width: lanes of a value.
-        dtype: the array's element type, which fixes the compute type.
+        variant: what the kernel does.
         native_half: whether the target converts fp16 by instructions. Without them LLVM would emit calls to
             compiler-rt functions that a process need not hold, so integer code is emitted instead.
     """
 
-    def __init__(self, builder: Any, width: int, dtype: DType, native_half: bool) -> None:
+    def __init__(self, builder: Any, width: int, variant: Variant, native_half: bool) -> None:
         self.builder = builder
         self.width = width
-        self.dtype = dtype
+        self.variant = variant
         self.native_half = native_half
-        self.compute = compute_type(dtype)
-        self.is_float = dtype.kind == "f"
+        self.is_float = variant.compute in (F32, F64)
+        self.paired = variant.paired and width > 1
 
     # -- building blocks ---------------------------------------------------------------------------------------
 
@@ -108,13 +147,15 @@ class Lanes:
 
     def widen(self, bits: Any, dtype: DType) -> Any:
         """Storage lanes of `dtype` as compute lanes; always exact."""
+        builder = self.builder
+        if self.variant.keyed:
+            return self._encode(bits)
         if dtype.name == "float16":
             bits = self._half_to_float(bits)
         elif dtype.name == "bfloat16":
-            wide = self.builder.zext(bits, self.vector(I32))
-            bits = self.builder.bitcast(self.builder.shl(wide, self.splat(I32, 16)), self.vector(F32))
-        if self.compute == F64 and bits.type.element == F32:
-            return self.builder.fpext(bits, self.vector(F64))
+            bits = builder.bitcast(self._bfloat_to_high_half(bits), self.vector(F32))
+        if self.variant.compute == F64 and bits.type.element == F32:
+            return builder.fpext(bits, self.vector(F64))
         return bits
 
     def narrow(self, value: Any, dtype: DType) -> Any:
@@ -122,6 +163,8 @@ class Lanes:
 
         The lanes hold no NaN but the canonical one: see `canonical`.
         """
+        if self.variant.keyed:
+            return self._decode(value)
         if dtype.name not in ("float16", "bfloat16"):
             return value
         if value.type.element == F64:
@@ -131,11 +174,11 @@ class Lanes:
     def canonical(self, value: Any) -> Any:
         """The value with every NaN made the positive quiet one without payload; bools made 0 or 1."""
         builder = self.builder
-        if self.dtype.kind == "b":
+        if self.variant.dtype.kind == "b":
             one = self.splat(value.type.element, 1)
             return builder.select(builder.icmp_unsigned("<", value, one), value, one)
         if not self.is_float:
-            return value
+            return value  # keys are made canonical when they are decoded
         element = value.type.element
         bits = self.splat(I64, _QUIET_NAN[8]) if element == F64 else self.splat(I32, _QUIET_NAN[4])
         nan = builder.bitcast(bits, value.type)
@@ -156,12 +199,60 @@ class Lanes:
         inexact = builder.fcmp_ordered("!=", back, value)
         return builder.bitcast(builder.or_(bits, builder.zext(inexact, bits.type)), near.type)
 
+    def _bfloat_to_high_half(self, bits: Any) -> Any:
+        """i32 lanes with the bfloat16 bits on top and zeros below."""
+        builder = self.builder
+        if not self.paired:
+            return builder.shl(builder.zext(bits, self.vector(I32)), self.splat(I32, 16))
+        half = ir.VectorType(I32, self.width // 2)
+        pairs = builder.bitcast(bits, half)
+        even = builder.shl(pairs, half([I32(16)] * half.count))
+        odd = builder.and_(pairs, half([I32(0xFFFF0000)] * half.count))
+        return builder.shuffle_vector(even, odd, self._numbers(0, self.width))
+
     def _float_to_bfloat(self, value: Any) -> Any:
         builder = self.builder
         bits = self._as_int(value)
         odd = builder.and_(builder.lshr(bits, self.splat(I32, 16)), self.splat(I32, 1))
         rounded = builder.add(bits, builder.add(odd, self.splat(I32, 0x7FFF)))
-        return builder.trunc(builder.lshr(rounded, self.splat(I32, 16)), self.vector(I16))
+        if not self.paired:
+            return builder.trunc(builder.lshr(rounded, self.splat(I32, 16)), self.vector(I16))
+        count = self.width // 2
+        half = ir.VectorType(I32, count)
+        low, high = (builder.shuffle_vector(rounded, rounded, self._numbers(k, k + count)) for k in (0, count))
+        low = builder.lshr(low, half([I32(16)] * count))
+        high = builder.and_(high, half([I32(0xFFFF0000)] * count))
+        return builder.bitcast(builder.or_(low, high), self.vector(I16))
+
+    @staticmethod
+    def _numbers(start: int, stop: int) -> Any:
+        return ir.Constant(ir.VectorType(I32, stop - start), [I32(k) for k in range(start, stop)])
+
+    # -- 16-bit floats as sortable keys --------------------------------------------------------------------------
+
+    @property
+    def _key_offset(self) -> int:
+        # As signed integers with the magnitude of negative ones inverted, floats are in order, NaNs of either sign at
+        # the two ends. Subtracting the key of the first value past the NaNs of one end makes these wrap round to the
+        # other end: all NaNs are then above every number (MAX) or below (MIN), unsigned.
+        infinity = _INFINITY[self.variant.dtype.name]
+        return (infinity ^ 0xFFFF) & 0xFFFF if self.variant.op == ReduceOp.MAX else infinity + 1
+
+    def _flip_negative(self, bits: Any) -> Any:
+        builder = self.builder
+        mask = builder.lshr(builder.ashr(bits, self.splat(I16, 15)), self.splat(I16, 1))
+        return builder.xor(bits, mask)
+
+    def _encode(self, bits: Any) -> Any:
+        return self.builder.sub(self._flip_negative(bits), self.splat(I16, self._key_offset))
+
+    def _decode(self, key: Any) -> Any:
+        builder = self.builder
+        infinity = _INFINITY[self.variant.dtype.name]
+        bits = self._flip_negative(builder.add(key, self.splat(I16, self._key_offset)))
+        magnitude = builder.and_(bits, self.splat(I16, 0x7FFF))
+        nan = builder.icmp_signed(">", magnitude, self.splat(I16, infinity))
+        return builder.select(nan, self.splat(I16, _QUIET_NAN_16[self.variant.dtype.name]), bits)
 
     def _half_to_float(self, bits: Any) -> Any:
         builder = self.builder
@@ -211,5 +302,5 @@ class Lanes:
             return builder.fmul(left, right) if self.is_float else builder.mul(left, right)
         if self.is_float:
             return self._intrinsic("llvm.minimum" if op == ReduceOp.MIN else "llvm.maximum", left, right)
-        compare = builder.icmp_signed if self.dtype.kind == "i" else builder.icmp_unsigned
+        compare = builder.icmp_signed if self.variant.dtype.kind == "i" else builder.icmp_unsigned
         return builder.select(compare("<" if op == ReduceOp.MIN else ">", left, right), left, right)

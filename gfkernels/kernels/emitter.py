@@ -10,39 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 from llvmlite import ir
 
-from gfkernels.kernels.elements import F64, I64, Lanes, compute_itemsize, compute_type
+from gfkernels.kernels.elements import F64, I64, Lanes, Variant
 from gfkernels.types import FINAL, RAW_SOURCES, ROUND_RAW, DType, ReduceOp
 
 _BLOCK_BYTES: Final = 128
 """Bytes of accumulator in the widest blocks: four AVX2 registers."""
 _SMALL_BLOCK_BYTES: Final = 32
-
-
-@dataclass(frozen=True)
-class Variant:
-    """What one kernel does. `wire` None: nothing but the array's dtype travels."""
-
-    op: ReduceOp
-    dtype: DType
-    wire: DType | None
-
-    @property
-    def name(self) -> str:
-        """A name that is a C identifier, a file name, and unique to the variant."""
-        return f"combine_{self.op.label}_{self.dtype.name}_{self.wire.name if self.wire else 'none'}"
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """How many sources and destinations, all array-typed, a loop is written out for."""
-
-    sources: int
-    destinations: int
 
 
 class _Emitter:
@@ -113,7 +90,7 @@ class _Emitter:
             self._prepare_mean()
         self.n_src = builder.add(self.n_src_wire, self.n_src_array)
         self.destinations = builder.add(self.pointers, builder.shl(self.n_src, I64(3)))
-        itemsize = compute_itemsize(self.variant.dtype)
+        itemsize = self.variant.compute_itemsize
         done: Any = I64(0)
         for nbytes in (_BLOCK_BYTES, _SMALL_BLOCK_BYTES, itemsize):
             width = nbytes // itemsize
@@ -126,12 +103,14 @@ class _Emitter:
 
     def _prepare_mean(self) -> None:
         builder = self.builder
-        kind = compute_type(self.variant.dtype)
+        kind = self.variant.compute
         one, zero = ir.Constant(F64, 1.0), I64(0)
         raw = builder.icmp_signed("!=", builder.and_(self.flags, I64(RAW_SOURCES)), zero)
         final = builder.icmp_signed("!=", builder.and_(self.flags, I64(FINAL)), zero)
         prescale = builder.select(raw, self._word(self.args, 0, F64), one)
         divisor = builder.select(final, self._word(self.args, 1, F64), one)
+        if self.variant.scales_late:
+            divisor = builder.fdiv(divisor, prescale)
         reciprocal = builder.fdiv(one, divisor)
         # Multiplying by the reciprocal of a power of two gives the quotient's very bits, several times faster.
         mantissa = builder.and_(builder.bitcast(divisor, I64), I64((1 << 52) - 1))
@@ -144,8 +123,8 @@ class _Emitter:
         """Reduces and stores elements index … index + width - 1."""
         builder, variant = self.builder, self.variant
         dtype, wire = variant.dtype, variant.wire
-        lanes = Lanes(builder, width, dtype, self.native_half)
-        kind = lanes.vector(lanes.compute)
+        lanes = Lanes(builder, width, variant, self.native_half)
+        kind = lanes.vector(variant.compute)
         accumulator = self._variable(kind)
 
         def at(number: Any, base: Any, element: DType) -> Any:
@@ -201,7 +180,7 @@ class _Emitter:
     def _contribution(self, lanes: Lanes, value: Any) -> Any:
         """An array-typed source as it is added: scaled, and rounded to the wire, where the step says so."""
         builder, wire = self.builder, self.variant.wire
-        if self.variant.op == ReduceOp.MEAN:
+        if self.variant.op == ReduceOp.MEAN and not self.variant.scales_late:
             value = builder.fmul(value, lanes.broadcast(self.prescale))
         if wire is None:
             return value

@@ -8,7 +8,8 @@ from typing import Final
 
 from gfkernels.errors import UsageError
 from gfkernels.kernels import objects
-from gfkernels.kernels.emitter import Variant, emit
+from gfkernels.kernels.elements import Variant
+from gfkernels.kernels.emitter import emit
 from gfkernels.types import DTYPES, DType, ReduceOp
 
 Key = tuple[ReduceOp, DType, "DType | None"]
