@@ -25,6 +25,7 @@ HALF: Final = ir.HalfType()
 
 _QUIET_NAN: Final = {4: 0x7FC00000, 8: 0x7FF8000000000000}
 _QUIET_NAN_16: Final = {"float16": 0x7E00, "bfloat16": 0x7FC0}
+_BRANCH_WIDTH: Final = 16
 _INFINITY: Final = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
@@ -182,7 +183,24 @@ class Lanes:
         element = value.type.element
         bits = self.splat(I64, _QUIET_NAN[8]) if element == F64 else self.splat(I32, _QUIET_NAN[4])
         nan = builder.bitcast(bits, value.type)
-        return builder.select(builder.fcmp_unordered("uno", value, value), nan, value)
+
+        def replaced() -> Any:
+            return builder.select(builder.fcmp_unordered("uno", value, value), nan, value)
+
+        if self.width < _BRANCH_WIDTH:
+            return replaced()
+        # NaNs are rare, so one question per block pays: comparing two halves answers it for both.
+        half = self.width // 2
+        low, high = (builder.shuffle_vector(value, value, self._numbers(k, k + half)) for k in (0, half))
+        unordered = builder.bitcast(builder.fcmp_unordered("uno", low, high), ir.IntType(half))
+        before = builder.block
+        with builder.if_then(builder.icmp_signed("!=", unordered, ir.IntType(half)(0)), likely=False):
+            fixed = replaced()
+            inside = builder.block
+        result = builder.phi(value.type)
+        result.add_incoming(value, before)
+        result.add_incoming(fixed, inside)
+        return result
 
     def _round_to_odd(self, value: Any) -> Any:
         """fp64 to fp32 so that rounding to 16 bits afterwards equals one direct rounding.

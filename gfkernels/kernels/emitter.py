@@ -117,6 +117,7 @@ class _Emitter:
         self.divides = builder.icmp_signed("!=", mantissa, zero)
         if kind != F64:
             prescale, divisor, reciprocal = (builder.fptrunc(x, kind) for x in (prescale, divisor, reciprocal))
+        self.scales = builder.fcmp_unordered("!=", prescale, ir.Constant(kind, 1.0))
         self.prescale, self.divisor, self.reciprocal = prescale, divisor, reciprocal
 
     def _block(self, index: Any, width: int) -> None:
@@ -181,7 +182,10 @@ class _Emitter:
         """An array-typed source as it is added: scaled, and rounded to the wire, where the step says so."""
         builder, wire = self.builder, self.variant.wire
         if self.variant.op == ReduceOp.MEAN and not self.variant.scales_late:
-            value = builder.fmul(value, lanes.broadcast(self.prescale))
+            given = value
+            value = self._choose(
+                self.scales, lambda: builder.fmul(given, lanes.broadcast(self.prescale)), lambda: given
+            )
         if wire is None:
             return value
         unrounded = value
