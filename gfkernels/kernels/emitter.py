@@ -86,22 +86,33 @@ class _Emitter:
         self.n_src_wire, self.n_src_array, self.n_dst_wire, self.n_dst_array, self.flags = (
             self._word(self.counts, index) for index in range(5)
         )
-        if self.variant.op == ReduceOp.MEAN:
-            self._prepare_mean()
         self.n_src = builder.add(self.n_src_wire, self.n_src_array)
         self.destinations = builder.add(self.pointers, builder.shl(self.n_src, I64(3)))
-        itemsize = self.variant.compute_itemsize
-        done: Any = I64(0)
-        for nbytes in (_BLOCK_BYTES, _SMALL_BLOCK_BYTES, itemsize):
-            width = nbytes // itemsize
-            stop = builder.and_(self.n, I64(-width))
-            with self._loop(done, stop, width) as index:
-                self._block(index, width)
-            done = stop
+        if self.variant.op != ReduceOp.MEAN:
+            self._all_blocks(plain=True)
+        else:
+            # Written out twice rather than asked in every block.
+            with builder.if_else(self._prepare_mean()) as (then, otherwise):
+                with then:
+                    self._all_blocks(plain=True)
+                with otherwise:
+                    self._all_blocks(plain=False)
         builder.ret(I64(0))
         return str(self.module)
 
-    def _prepare_mean(self) -> None:
+    def _all_blocks(self, plain: bool) -> None:
+        """Every element; `plain`: MEAN needs no prescale and no division but the multiplication by `reciprocal`."""
+        done: Any = I64(0)
+        itemsize = self.variant.compute_itemsize
+        for nbytes in (_BLOCK_BYTES, _SMALL_BLOCK_BYTES, itemsize):
+            width = nbytes // itemsize
+            stop = self.builder.and_(self.n, I64(-width))
+            with self._loop(done, stop, width) as index:
+                self._block(index, width, plain)
+            done = stop
+
+    def _prepare_mean(self) -> Any:
+        """Reads the scale factors; returns whether a multiplication at the end is all that is needed."""
         builder = self.builder
         kind = self.variant.compute
         one, zero = ir.Constant(F64, 1.0), I64(0)
@@ -114,13 +125,15 @@ class _Emitter:
         reciprocal = builder.fdiv(one, divisor)
         # Multiplying by the reciprocal of a power of two gives the quotient's very bits, several times faster.
         mantissa = builder.and_(builder.bitcast(divisor, I64), I64((1 << 52) - 1))
-        self.divides = builder.icmp_signed("!=", mantissa, zero)
+        divides = builder.icmp_signed("!=", mantissa, zero)
+        scales = builder.fcmp_unordered("!=", prescale, one)
         if kind != F64:
             prescale, divisor, reciprocal = (builder.fptrunc(x, kind) for x in (prescale, divisor, reciprocal))
-        self.scales = builder.fcmp_unordered("!=", prescale, ir.Constant(kind, 1.0))
         self.prescale, self.divisor, self.reciprocal = prescale, divisor, reciprocal
+        self.divides = divides
+        return builder.not_(divides if self.variant.scales_late else builder.or_(divides, scales))
 
-    def _block(self, index: Any, width: int) -> None:
+    def _block(self, index: Any, width: int, plain: bool) -> None:
         """Reduces and stores elements index … index + width - 1."""
         builder, variant = self.builder, self.variant
         dtype, wire = variant.dtype, variant.wire
@@ -132,7 +145,7 @@ class _Emitter:
             return builder.add(self._word(base, number), builder.mul(index, I64(element.itemsize)))
 
         def array_source(number: Any) -> Any:
-            return self._contribution(lanes, lanes.load(at(number, self.pointers, dtype), dtype))
+            return self._contribution(lanes, lanes.load(at(number, self.pointers, dtype), dtype), plain)
 
         def wire_source(number: Any) -> Any:
             assert wire is not None
@@ -158,11 +171,14 @@ class _Emitter:
         value = builder.load(accumulator, typ=kind)
         if variant.op == ReduceOp.MEAN:
             total = value
-            value = self._choose(
-                self.divides,
-                lambda: builder.fdiv(total, lanes.broadcast(self.divisor)),
-                lambda: builder.fmul(total, lanes.broadcast(self.reciprocal)),
-            )
+
+            def scaled() -> Any:
+                return builder.fmul(total, lanes.broadcast(self.reciprocal))
+
+            def divided() -> Any:
+                return builder.fdiv(total, lanes.broadcast(self.divisor))
+
+            value = scaled() if plain else self._choose(self.divides, divided, scaled)
         value = lanes.canonical(value)
         n_dst = builder.add(self.n_dst_wire, self.n_dst_array)
         if wire is None:
@@ -178,14 +194,11 @@ class _Emitter:
             with self._loop(self.n_dst_wire, n_dst) as number:
                 lanes.store(bits, at(number, self.destinations, dtype), dtype)
 
-    def _contribution(self, lanes: Lanes, value: Any) -> Any:
+    def _contribution(self, lanes: Lanes, value: Any, plain: bool) -> Any:
         """An array-typed source as it is added: scaled, and rounded to the wire, where the step says so."""
         builder, wire = self.builder, self.variant.wire
-        if self.variant.op == ReduceOp.MEAN and not self.variant.scales_late:
-            given = value
-            value = self._choose(
-                self.scales, lambda: builder.fmul(given, lanes.broadcast(self.prescale)), lambda: given
-            )
+        if self.variant.op == ReduceOp.MEAN and not plain and not self.variant.scales_late:
+            value = builder.fmul(value, lanes.broadcast(self.prescale))
         if wire is None:
             return value
         unrounded = value
