@@ -261,7 +261,7 @@ def _short(nbytes: int, available: int, source: str) -> UsageError:
 
 def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
     try:
-        dimensions = tuple(operator.index(n) for n in (shape if isinstance(shape, Sequence) else (shape,)))  # type: ignore[arg-type]
+        dimensions = tuple(operator.index(n) for n in (shape if isinstance(shape, Sequence) else (shape,)))
     except TypeError:
         raise UsageError(f"shape {shape!r} is not an integer or a sequence of integers") from None
     if any(n < 0 for n in dimensions):

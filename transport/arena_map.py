@@ -1,7 +1,8 @@
-"""Owns the system calls under an arena: making and sealing a memfd, mapping it, reserving, filling and freeing pages."""
+"""Owns the system calls under an arena: making and sealing a memfd, mapping it, filling and freeing its pages."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -85,11 +86,10 @@ def create(size: int, shrink: bool) -> tuple[int, int, int]:
                 f"cannot map {size} bytes for shared memory: {error.strerror}",
                 "Raise the limit on address space (ulimit -v) or on file size (ulimit -f)",
             ) from error
-    try:
-        # A peer that maps this must never meet SIGBUS because the file got shorter.
+    # A peer that maps this must never meet SIGBUS because the file got shorter. Sandboxes that cannot seal are told so
+    # by the peers' check.
+    with contextlib.suppress(OSError):
         fcntl.fcntl(fd, _ADD_SEALS, _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)
-    except OSError:
-        pass  # not every kernel-like sandbox seals; nobody but us shortens the file
     return fd, size, address
 
 

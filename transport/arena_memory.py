@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
+import os
+from typing import Final, NamedTuple
 
-_PROC = Path("/proc")
-_CGROUPS = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 60  # v1 says "no limit" as the largest multiple of a page
+PROC: Final = "/proc"
+CGROUPS: Final = "/sys/fs/cgroup"
+_UNLIMITED: Final = 1 << 60  # v1 says "no limit" as the largest multiple of a page
+
+
+class _Group(NamedTuple):
+    """The files of one cgroup on the way from ours to the root."""
+
+    limit: str
+    used: str
+    stat: str
+    cache: tuple[str, ...]
 
 
 def total_nbytes() -> int:
     """The host's memory in bytes, 0 where /proc does not say."""
-    return _meminfo().get("MemTotal", 0)
+    return _fields(f"{PROC}/meminfo", ("MemTotal:",)) * 1024
 
 
 def available_nbytes() -> tuple[int, str]:
@@ -22,82 +33,60 @@ def available_nbytes() -> tuple[int, str]:
     Returns:
         The bytes, and what sets that figure, in words for an error message.
     """
-    meminfo = _meminfo()
-    found = [(meminfo.get("MemAvailable", _UNLIMITED), "memory available on this host (MemAvailable)")]
-    found += _cgroup_v2() + _cgroup_v1()
+    host = _fields(f"{PROC}/meminfo", ("MemAvailable:",)) * 1024 or _UNLIMITED
+    found = [(host, "memory available on this host (MemAvailable)")]
+    for group in _groups(PROC, CGROUPS, _text(f"{PROC}/self/cgroup")):
+        limit = _number(group.limit)
+        if limit is not None and limit < _UNLIMITED:
+            used = (_number(group.used) or 0) - _fields(group.stat, group.cache)
+            found.append((max(0, limit - max(0, used)), f"room below the cgroup limit {group.limit} = {limit}"))
     return min(found)
 
 
-def _meminfo() -> dict[str, int]:
-    values: dict[str, int] = {}
-    for line in _text(_PROC / "meminfo").splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if words and words[0].isdigit():
-            values[name] = int(words[0]) * 1024
-    return values
+@functools.lru_cache(4)
+def _groups(proc: str, cgroups: str, membership: str) -> tuple[_Group, ...]:
+    """Every cgroup that may limit us; `membership` is the text of /proc/self/cgroup, so that a move counts."""
+    found = []
+    for line in membership.splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers:
+            for root in (cgroups, f"{cgroups}/unified"):
+                for folder in _ancestors(root, path):
+                    cache = ("inactive_file", "active_file")
+                    limit, used = f"{folder}/memory.max", f"{folder}/memory.current"
+                    found.append(_Group(limit, used, f"{folder}/memory.stat", cache))
+        elif "memory" in controllers.split(","):
+            for folder in _ancestors(f"{cgroups}/memory", path):
+                cache = ("total_inactive_file", "total_active_file")
+                limit, used = f"{folder}/memory.limit_in_bytes", f"{folder}/memory.usage_in_bytes"
+                found.append(_Group(limit, used, f"{folder}/memory.stat", cache))
+    return tuple(group for group in found if os.path.exists(group.limit))
 
 
-def _text(path: Path) -> str:
+def _ancestors(root: str, path: str) -> list[str]:
+    # In a container the path may be the host's while the mount shows only our own part: the root then is our group.
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return ["/".join([root, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
+
+
+def _text(path: str) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
         return ""
 
 
-def _number(path: Path) -> int | None:
+def _number(path: str) -> int | None:
     text = _text(path).strip()
     return int(text) if text.isdigit() else None
 
 
-def _stat(path: Path, names: tuple[str, ...]) -> int:
+def _fields(path: str, names: tuple[str, ...]) -> int:
+    """The sum of some lines of a file of names and numbers."""
     total = 0
     for line in _text(path).splitlines():
-        name, _, value = line.partition(" ")
-        if name in names and value.strip().isdigit():
-            total += int(value)
+        words = line.split(None, 2)
+        if len(words) > 1 and words[0] in names and words[1].isdigit():
+            total += int(words[1])
     return total
-
-
-def _membership(wanted: str) -> str | None:
-    """The path of this process in the hierarchy of a controller ("" is the unified one)."""
-    for line in _text(_PROC / "self" / "cgroup").splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
-        if wanted in controllers.split(","):
-            return path
-    return None
-
-
-def _ancestors(root: Path, path: str) -> list[Path]:
-    # In a container the path may be the host's while the mount shows only our own part: the root then is our group.
-    parts = [part for part in path.split("/") if part and part != ".."]
-    return [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-
-
-def _cgroup_v2() -> list[tuple[int, str]]:
-    path = _membership("")
-    if path is None:
-        return []
-    found = []
-    for root in (_CGROUPS, _CGROUPS / "unified"):
-        for group in _ancestors(root, path):
-            limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-            if limit is not None and used is not None:
-                cache = _stat(group / "memory.stat", ("inactive_file", "active_file"))
-                room = max(0, limit - max(0, used - cache))
-                found.append((room, f"room below the cgroup limit {group}/memory.max = {limit}"))
-    return found
-
-
-def _cgroup_v1() -> list[tuple[int, str]]:
-    path = _membership("memory")
-    if path is None:
-        return []
-    found = []
-    for group in _ancestors(_CGROUPS / "memory", path):
-        limit, used = _number(group / "memory.limit_in_bytes"), _number(group / "memory.usage_in_bytes")
-        if limit is not None and used is not None and limit < _UNLIMITED:
-            cache = _stat(group / "memory.stat", ("total_inactive_file", "total_active_file"))
-            room = max(0, limit - max(0, used - cache))
-            found.append((room, f"room below the cgroup limit {group}/memory.limit_in_bytes = {limit}"))
-    return found

@@ -65,6 +65,20 @@ class Described:
     read_only: bool
 
 
+def device_of(x: Any, role: str) -> int | None:
+    """The DLPack device type of an array, None for one that has no DLPack.
+
+    Raises:
+        UsageError: it lies on several devices, or cannot say.
+    """
+    if not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
+        return None
+    try:
+        return int(x.__dlpack_device__()[0])
+    except (BufferError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(f"{role} ({type(x).__name__}) is not on one device: {error}; pass a local part") from error
+
+
 def describe(x: Any, role: str) -> Described:
     """The memory behind `x.__dlpack__()`; strides in bytes.
 

@@ -32,7 +32,6 @@ class HostArray:
         immutable: the result is a new array (`result`), since this one can never be written.
         data: address of element (0, …, 0) of the caller's array itself.
         strides: of the caller's array, in bytes.
-        view: the caller's memory as a numpy array, where numpy can say it (not torch).
         keep: what owns the memory besides `original`.
         load: copies the caller's array into `staging`.
         store: makes what was written at `address` visible in the caller's array.
@@ -50,7 +49,6 @@ class HostArray:
     immutable: bool = False
     data: int = 0
     strides: tuple[int, ...] = ()
-    view: npt.NDArray[Any] | None = None
     keep: Any = None
     load: Callable[[], None] = _nothing
     store: Callable[[], None] = _nothing
@@ -88,13 +86,6 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(reversed(strides))
 
 
-def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether elements follow each other in C order without gaps; dimensions of length 1 do not matter."""
-    expected = contiguous_strides(shape, itemsize)
-    rows = zip(shape, strides, expected, strict=True)
-    return 0 in shape or all(length == 1 or stride == wanted for length, stride, wanted in rows)
-
-
 def may_self_overlap(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Whether two elements may share bytes; exact but for exotic strides, where it says yes."""
     if 0 in shape:
@@ -108,16 +99,22 @@ def may_self_overlap(shape: tuple[int, ...], strides: tuple[int, ...], itemsize:
     return False
 
 
-def raw_view(array: HostArray) -> npt.NDArray[Any]:
-    """The caller's memory as opaque elements, for numpy's own exact overlap test; never read through."""
+class Memory:
+    """Memory that numpy may look at, alive as long as an array over it; `keep` is what owns it."""
 
-    class Holder:
-        __array_interface__ = {
+    def __init__(
+        self, data: int, shape: tuple[int, ...], strides: tuple[int, ...], letter: str, itemsize: int, read_only: bool
+    ) -> None:
+        self.keep: Any = None
+        self.__array_interface__ = {
             "version": 3,
-            "shape": array.shape,
-            "typestr": f"|V{array.dtype.itemsize}",
-            "data": (array.data, True),
-            "strides": array.strides,
+            "shape": shape,
+            "typestr": f"{'|' if letter == 'V' or itemsize == 1 else np.dtype(np.intp).str[0]}{letter}{itemsize}",
+            "data": (data, read_only),
+            "strides": strides,
         }
 
-    return np.asarray(Holder())
+
+def raw_view(array: HostArray) -> npt.NDArray[Any]:
+    """The caller's memory as opaque elements, for numpy's own exact overlap test; never read through."""
+    return np.asarray(Memory(array.data, array.shape, array.strides, "V", array.dtype.itemsize, True))

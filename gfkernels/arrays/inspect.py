@@ -1,15 +1,15 @@
-"""Owns the way in for callers' arrays: which reader takes one, what is refused and why, and the pair of input and output."""
+"""Owns the way in for callers' arrays: which reader takes one, what is refused and why, and outputs beside inputs."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gfkernels.arrays import dlpack, torch_tensors
-from gfkernels.arrays.host import HostArray, is_contiguous, may_self_overlap, raw_view
+from gfkernels.arrays.host import HostArray, Memory, may_self_overlap, raw_view
 from gfkernels.errors import UsageError
 from gfkernels.types import DTYPES, DType
 
@@ -52,7 +52,7 @@ def overlap_check(x: HostArray, out: HostArray, shape: tuple[int, ...] | None = 
         shape: what the output's shape has to be; by default the input's.
 
     Returns:
-        True where both are the same memory: the call works in place, and needs only `x`, inspected as writable.
+        True where both are the same memory: the call works in place, and `out` alone says all of it.
 
     Raises:
         UsageError: wrong shape or dtype, an immutable output, or one that shares part of the input's memory.
@@ -109,12 +109,12 @@ def _from_numpy(x: npt.NDArray[Any], role: str, writable: bool) -> HostArray:
         original=x,
         data=x.__array_interface__["data"][0],
         strides=x.strides,
-        view=x,
     )
-    if x.flags.c_contiguous:
+    flags = x.flags
+    if flags.c_contiguous and flags.aligned:  # compiled code wants whole elements at multiples of their size
         array.address = array.data
-        return array
-    _stage(array, x, role, writable)
+    else:
+        _stage(array, x, role, writable)
     return array
 
 
@@ -162,38 +162,25 @@ def _from_interface(x: Any, role: str, writable: bool, framework: str) -> HostAr
 
 def _from_dlpack(x: Any, role: str, writable: bool, framework: str, immutable: bool) -> HostArray:
     described = dlpack.describe(x, role)
-    dtype, shape, strides = described.dtype, described.shape, described.strides
     if _is_jax(x):
         framework = "jax"
     elif writable and (immutable or described.read_only):
         raise UsageError(
-            f"{role} ({type(x).__name__} of {framework}) is read-only and the call writes into it; pass a numpy copy of it"
+            f"{role} ({type(x).__name__} of {framework}) is read-only, and the call writes into it; pass a numpy copy"
         )
-    view = _view(described)
+    memory = Memory(
+        described.data, described.shape, described.strides, "u", described.dtype.itemsize, described.read_only
+    )
+    memory.keep = described.capsule
+    # Through unsigned integers of the same size, since a type string cannot name bfloat16.
+    view = np.asarray(memory).view(described.dtype.numpy)
     array = _from_numpy(view, role, writable and not immutable)
-    array.original, array.keep, array.framework = x, described.capsule, framework
-    array.immutable = immutable
+    array.original, array.keep, array.framework, array.immutable = x, view, framework, immutable
     if immutable and writable:
         if array.staging is None:
             _stage(array, view, role, False)
         array.build = _builder(framework, array.staging)
-    del dtype, shape, strides
     return array
-
-
-def _view(described: dlpack.Described) -> npt.NDArray[Any]:
-    class Holder:
-        capsule = described.capsule
-        __array_interface__ = {
-            "version": 3,
-            "shape": described.shape,
-            "typestr": f"|u{described.dtype.itemsize}" if described.dtype.itemsize == 1 else f"<u{described.dtype.itemsize}",
-            "data": (described.data, described.read_only),
-            "strides": described.strides,
-        }
-
-    # Through unsigned integers of the same size: a type string cannot name bfloat16.
-    return np.asarray(Holder()).view(described.dtype.numpy)
 
 
 def _builder(framework: str, staging: npt.NDArray[Any]) -> Any:
@@ -210,7 +197,7 @@ def _same_strides(x: HostArray, out: HostArray) -> bool:
 
 def _share_bytes(x: HostArray, out: HostArray) -> bool:
     try:
-        return bool(np.shares_memory(raw_view(x), raw_view(out), max_work=_OVERLAP_WORK))
+        return np.shares_memory(raw_view(x), raw_view(out), max_work=cast(Any, _OVERLAP_WORK))
     except np.exceptions.TooHardError:
         return True
 
@@ -231,11 +218,11 @@ def _refuse_others(x: Any, role: str) -> None:
     tracer = getattr(core, "Tracer", None)
     if isinstance(tracer, type) and isinstance(x, tracer):
         raise UsageError(f"{role} is a value being traced by jax ({kind}); call gfkernels outside jax.jit")
-    device = x.__dlpack_device__()[0] if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") else None
+    device = dlpack.device_of(x, role)
     if hasattr(x, "__cuda_array_interface__") or device in dlpack.CUDA_DEVICES:
         raise UsageError(f"CUDA arrays are not supported in this build: {role} is a {kind}; copy it to the host first")
-    if device is not None and int(device) not in dlpack.CPU_DEVICES:
-        raise UsageError(f"{role} ({kind}) is on DLPack device type {int(device)}; copy it to the host first")
+    if device is not None and device not in dlpack.CPU_DEVICES:
+        raise UsageError(f"{role} ({kind}) is on DLPack device type {device}; copy it to the host first")
     if device is None and not hasattr(x, "__array_interface__"):
         hint = "numpy.array of it" if isinstance(x, int | float | complex | list | tuple) else "numpy.asarray of it"
         raise UsageError(
@@ -250,7 +237,9 @@ def _bad_dtype(dtype: np.dtype[Any], role: str) -> UsageError:
     if dtype.kind == "O":
         return UsageError(f"{role} has dtype object, whose elements are Python objects; pass {role}.astype(float)")
     if dtype.kind == "c":
-        return UsageError(f"{role} has dtype {dtype}; pass its real and imaginary parts as one: {role}.view(float type)")
+        return UsageError(
+            f"{role} has dtype {dtype}; pass its real and imaginary parts as one: {role}.view(float type)"
+        )
     if not dtype.isnative:
         return UsageError(
             f"{role} has dtype {dtype.str}, of foreign byte order; pass {role}.astype({role}.dtype.newbyteorder('='))"

@@ -1,4 +1,4 @@
-"""Owns reading torch's CPU tensors through their pointers, under torch's rules for writing in place; never imports it."""
+"""Owns reading torch's CPU tensors through their pointers, under torch's rules for writing; never imports torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read(x: Any, role: str, writable: bool) -> HostArray:
     dtype = DTYPES.get(str(x.dtype).removeprefix("torch."))
     if dtype is None:
         raise UsageError(
-            f"{role} has dtype {x.dtype}, which is not supported; convert it with .to(...) to one of {', '.join(DTYPES)}"
+            f"{role} has dtype {x.dtype}, which is not supported; convert it, with .to, to one of {', '.join(DTYPES)}"
         )
     shape = tuple(int(n) for n in x.shape)
     strides = tuple(int(n) * dtype.itemsize for n in x.stride())
@@ -46,7 +46,7 @@ def read(x: Any, role: str, writable: bool) -> HostArray:
         data=_pointer(x, role),
         strides=strides,
     )
-    if x.is_contiguous():
+    if x.is_contiguous() and array.data % dtype.itemsize == 0:
         array.address = array.data
         if writable and count and not x.is_inference():  # inference tensors count no versions
             array.store = lambda: torch.autograd.graph.increment_version(x)
