@@ -1,8 +1,8 @@
 """Owns what an element is to a kernel: how lanes are loaded, widened, rounded, combined and stored, in LLVM IR.
 
 A value is a vector of `width` lanes. Storage types are what lies in memory (16-bit floats as their bits), compute types
-are what arithmetic is done in: fp32 for floats up to 32 bits, fp64 for float64, the integers themselves. Two detours for
-16-bit floats that travel as they are, because converting costs more than the memory traffic does: min and max compare
+are what arithmetic is done in: fp32 for floats up to 32 bits, fp64 for float64, the integers themselves. Two detours
+for 16-bit floats without a wire, because converting costs more than the memory traffic does: min and max compare
 sortable 16-bit keys, and bfloat16 is widened in pairs.
 """
 

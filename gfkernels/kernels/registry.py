@@ -1,4 +1,4 @@
-"""Owns which reductions exist, and the address of the compiled function of each, made or loaded when first asked for."""
+"""Owns which reductions exist, and the address of the compiled function of each, made or loaded on demand."""
 
 from __future__ import annotations
 

@@ -167,9 +167,7 @@ def run(address: int, case: Case) -> tuple[list[Array], list[Array]]:
         if not any(span is out for _, out in wire_outs + array_outs)
     ]
     pointers = np.array(spans, np.int64)
-    counts = np.array(
-        [len(placed_wire), len(placed_array), len(wire_outs), len(array_outs), case.flags], np.int64
-    )
+    counts = np.array([len(placed_wire), len(placed_array), len(wire_outs), len(array_outs), case.flags], np.int64)
     args = np.array([case.prescale, case.divisor])
     status = COMBINE(address)(pointers.ctypes.data, counts.ctypes.data, n, args.ctypes.data)
     assert status == 0

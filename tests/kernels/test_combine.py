@@ -73,9 +73,7 @@ def test_mean_neither_overflows_nor_vanishes(name: str, ranks: int) -> None:
     k = round(np.log2(np.sqrt(ranks))) if dtype.itemsize == 2 else 0
     value = np.array([3.0e4, 2.0, 6.2e-5]).astype(dtype.numpy)
     sources = [np.tile(value, 20) for _ in range(ranks)]
-    case = Case(
-        ReduceOp.MEAN, dtype, None, [], sources, 0, 1, RAW_SOURCES | FINAL, 2.0**-k, ranks * 2.0**-k
-    )
+    case = Case(ReduceOp.MEAN, dtype, None, [], sources, 0, 1, RAW_SOURCES | FINAL, 2.0**-k, ranks * 2.0**-k)
     verify(kernels.combine(ReduceOp.MEAN, dtype), case)
     _, (mean,) = run(kernels.combine(ReduceOp.MEAN, dtype), case)
     assert np.allclose(mean.astype(float), np.tile(value, 20).astype(float), rtol=2e-3)
@@ -91,5 +89,7 @@ def test_position_does_not_change_bits(name: str) -> None:
         address = kernels.combine(op, dtype)
         _, (whole,) = run(address, Case(op, dtype, None, [], sources, 0, 1, FINAL, 1.0, 3.0))
         for at in range(0, 200, 7):
-            _, (one,) = run(address, Case(op, dtype, None, [], [s[at : at + 1] for s in sources], 0, 1, FINAL, 1.0, 3.0))
+            _, (one,) = run(
+                address, Case(op, dtype, None, [], [s[at : at + 1] for s in sources], 0, 1, FINAL, 1.0, 3.0)
+            )
             assert one.tobytes() == whole[at : at + 1].tobytes()
