@@ -124,9 +124,11 @@ def test_threads_get_one_kernel(own_cache: Path) -> None:
     """Eight threads ask for the same kernels at once: one compilation each, one address."""
     wanted = [(op, F32, None) for op in ReduceOp]
     found: list[list[int]] = []
-    threads = [
-        threading.Thread(target=lambda: found.append([kernels.combine(*key) for key in wanted])) for _ in "8" * 8
-    ]
+
+    def ask() -> None:
+        found.append([kernels.combine(*key) for key in wanted])
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -143,9 +145,7 @@ with compile_lock():
 """
 
 
-def test_the_lock_is_held_by_one_process_and_freed_by_its_death(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_holds_the_lock_until_it_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = str(Path(__file__).resolve().parent.parent.parent)
     env = {**os.environ, "GFKERNELS_CACHE_DIR": str(tmp_path), "PYTHONPATH": root}
     holder = subprocess.Popen([sys.executable, "-c", _HOLDER], env=env, stdout=subprocess.PIPE, text=True)
