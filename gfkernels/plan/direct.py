@@ -113,7 +113,7 @@ def allreduce(
             segment_elements=segment_elements,
             slots=slots,
         )
-    parameters = {"packed": packed, "out": out}
+    parameters: dict[str, int] = {"packed": packed, "out": out}
     if variant != "inline":
         parameters["align"] = align_elements
     if variant == "cma":

@@ -92,9 +92,7 @@ class Region:
             values.append((part.lo, part.hi, part.value))
         return values
 
-    def write(
-        self, values: Iterable[tuple[int, int, Value | None]], who: int, clock: Clock, where: str
-    ) -> None:
+    def write(self, values: Iterable[tuple[int, int, Value | None]], who: int, clock: Clock, where: str) -> None:
         """Replaces adjacent intervals.
 
         Raises:
