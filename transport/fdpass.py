@@ -194,12 +194,12 @@ def _follow(
         raise
     except TimeoutError:
         raise ConnectError(
-            "local rank 0 did not answer in time while the host's ranks exchanged shared memory"
+            "local rank 0 did not answer in time while the ranks exchanged shared memory"
         ) from None
     except (OSError, PeerLostError) as error:
         raise ConnectError(
-            f"local rank 0 closed the connection over which the host's ranks exchange shared memory ({error}): it died, "
-            "or holds another GFKERNELS_SECRET"
+            f"local rank 0 closed the connection while the ranks exchanged shared memory ({error}): it died, or holds "
+            "another GFKERNELS_SECRET"
         ) from error
 
 
@@ -239,8 +239,8 @@ def _receive_fds(connection: socket.socket, count: int, index: int) -> list[int 
         if not data:
             raise PeerLostError("the connection was closed")
         raise ConnectError(
-            f"{len(descriptors)} of {count} descriptors arrived from local rank {index}; this process may have too many "
-            "open files (ulimit -n)"
+            f"{len(descriptors)} of {count} descriptors arrived from local rank {index}; this process may have too "
+            "many open files (ulimit -n)"
         )
     return list(descriptors)
 

@@ -109,9 +109,12 @@ def _check_writable(
 
 
 def _pointer(x: Any, role: str) -> int:
+    fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
     try:
+        if isinstance(x, fake):  # asked for its pointer, it warns and says 0
+            raise RuntimeError("it is fake, made while torch traces a program")
         address = int(x.data_ptr())
-    except RuntimeError as error:  # FakeTensor, functorch wrappers: no storage
+    except RuntimeError as error:  # functorch's wrappers have no storage either
         raise UsageError(f"{role} ({type(x).__name__}) has no memory of its own: {error}") from error
     if address == 0 and x.numel():
         raise UsageError(
