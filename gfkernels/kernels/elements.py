@@ -68,6 +68,12 @@ class Variant:
         return self.dtype.name == "float16" and self.wire is None
 
     @property
+    def unrolls(self) -> bool:
+        """Whether conversions keep the core so busy that inner loops would show: 1.2× faster without. All other
+        kernels wait for memory, loops or not."""
+        return self.wire is None and self._is_narrow
+
+    @property
     def _is_narrow(self) -> bool:
         return self.dtype.name in ("float16", "bfloat16")
 

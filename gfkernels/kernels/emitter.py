@@ -20,6 +20,8 @@ from gfkernels.types import FINAL, RAW_SOURCES, ROUND_RAW, DType, ReduceOp
 _BLOCK_BYTES: Final = 128
 """Bytes of accumulator in the widest blocks: four AVX2 registers."""
 _SMALL_BLOCK_BYTES: Final = 32
+_UNROLLED_RANKS: Final = (2, 4)
+"""Array sources (and destinations) for which blocks without inner loops are written out too, where it pays."""
 
 
 class _Emitter:
@@ -107,9 +109,43 @@ class _Emitter:
         for nbytes in (_BLOCK_BYTES, _SMALL_BLOCK_BYTES, itemsize):
             width = nbytes // itemsize
             stop = self.builder.and_(self.n, I64(-width))
-            with self._loop(done, stop, width) as index:
-                self._block(index, width, plain)
+            if nbytes == _BLOCK_BYTES and plain and self.variant.unrolls:
+                self._fixed_blocks(stop, width)
+            else:
+                with self._loop(done, stop, width) as index:
+                    self._block(index, width, plain)
             done = stop
+
+    def _fixed_blocks(self, stop: Any, width: int) -> None:
+        """Elements 0 … stop: without inner loops where a few ranks' arrays are combined in place, else with them."""
+        builder = self.builder
+        done = builder.append_basic_block("blocks_done")
+        for ranks in _UNROLLED_RANKS:
+            both = [builder.icmp_signed("==", number, I64(ranks)) for number in (self.n_src, self.n_dst_array)]
+            with builder.if_then(builder.and_(*both)):
+                addresses = [self._word(self.pointers, number) for number in range(2 * ranks)]
+                with self._loop(I64(0), stop, width) as index:
+                    self._fixed_block(index, width, addresses)
+                builder.branch(done)
+        with self._loop(I64(0), stop, width) as index:
+            self._block(index, width, plain=True)
+        builder.branch(done)
+        builder.position_at_end(done)
+
+    def _fixed_block(self, index: Any, width: int, addresses: list[Any]) -> None:
+        """As `_block`, for as many array sources as destinations, at known addresses, no wire."""
+        builder, variant = self.builder, self.variant
+        dtype = variant.dtype
+        lanes = Lanes(builder, width, variant, self.native_half)
+        offset = builder.mul(index, I64(dtype.itemsize))
+        sources, destinations = addresses[: len(addresses) // 2], addresses[len(addresses) // 2 :]
+        value: Any = None
+        for source in sources:
+            operand = self._contribution(lanes, lanes.load(builder.add(source, offset), dtype), plain=True)
+            value = operand if value is None else lanes.reduce(variant.op, value, operand)
+        bits = lanes.narrow(lanes.canonical(self._scaled(lanes, value, plain=True)), dtype)
+        for destination in destinations:
+            lanes.store(bits, builder.add(destination, offset), dtype)
 
     def _prepare_mean(self) -> Any:
         """Reads the scale factors; returns whether a multiplication at the end is all that is needed."""
@@ -168,18 +204,7 @@ class _Emitter:
         with self._loop(first_array, self.n_src) as number:
             accumulate(array_source(number))
 
-        value = builder.load(accumulator, typ=kind)
-        if variant.op == ReduceOp.MEAN:
-            total = value
-
-            def scaled() -> Any:
-                return builder.fmul(total, lanes.broadcast(self.reciprocal))
-
-            def divided() -> Any:
-                return builder.fdiv(total, lanes.broadcast(self.divisor))
-
-            value = scaled() if plain else self._choose(self.divides, divided, scaled)
-        value = lanes.canonical(value)
+        value = lanes.canonical(self._scaled(lanes, builder.load(accumulator, typ=kind), plain))
         n_dst = builder.add(self.n_dst_wire, self.n_dst_array)
         if wire is None:
             bits = lanes.narrow(value, dtype)
@@ -193,6 +218,19 @@ class _Emitter:
             bits = lanes.narrow(lanes.widen(wire_bits, wire), dtype)
             with self._loop(self.n_dst_wire, n_dst) as number:
                 lanes.store(bits, at(number, self.destinations, dtype), dtype)
+
+    def _scaled(self, lanes: Lanes, total: Any, plain: bool) -> Any:
+        """The reduced value, divided where this step completes a mean."""
+        if self.variant.op != ReduceOp.MEAN:
+            return total
+
+        def scaled() -> Any:
+            return self.builder.fmul(total, lanes.broadcast(self.reciprocal))
+
+        def divided() -> Any:
+            return self.builder.fdiv(total, lanes.broadcast(self.divisor))
+
+        return scaled() if plain else self._choose(self.divides, divided, scaled)
 
     def _contribution(self, lanes: Lanes, value: Any, plain: bool) -> Any:
         """An array-typed source as it is added: scaled, and rounded to the wire, where the step says so."""

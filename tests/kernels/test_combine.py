@@ -93,3 +93,17 @@ def test_position_does_not_change_bits(name: str) -> None:
                 address, Case(op, dtype, None, [], [s[at : at + 1] for s in sources], 0, 1, FINAL, 1.0, 3.0)
             )
             assert one.tobytes() == whole[at : at + 1].tobytes()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("variant", [v for v in variants() if v[2] is None], ids=label)
+def test_in_place_on_all_ranks(variant: Triple, ranks: int) -> None:
+    """What the owner of a slice does in registered memory; some kernels have loops of their own for it."""
+    op, dtype, _ = variant
+    rng = np.random.default_rng(ranks)
+    for n in (31, 32, 333):
+        for flags, scale, divisor in ((0, 1.0, 1.0), (RAW_SOURCES | FINAL, 0.5, 2.0), (RAW_SOURCES | FINAL, 1.0, 3.0)):
+            sources = [data(rng, dtype, n) for _ in range(ranks)]
+            scale = scale if dtype.itemsize == 2 else 1.0
+            case = Case(op, dtype, None, [], sources, 0, ranks, flags, scale, divisor, in_place=True)
+            verify(kernels.combine(op, dtype), case)
