@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gfkernels.plan.choose import mean_prescale
 from gfkernels.plan.model import EVERYONE, Plan, PlanError
-from gfkernels.plan.reference import combine, prescale_of
+from gfkernels.plan.reference import combine
 from gfkernels.plan.rules import WIRE_BUFFERS, fail, is_packed, lengths
 from gfkernels.types import N_BUFFERS, N_CHANNELS, Buffer, DType, ReduceOp, StepOp
 
@@ -251,7 +252,7 @@ class _Interleaving:
         m, n_wire, n_dst_wire = self.m, int(step["n_src_wire"]), int(step["n_dst_wire"])
         # A plan may be packed for mean's scale alone; its wire is then the arrays' own dtype.
         wire = (m.wire or m.dtype) if is_packed(plan, int(step["array"])) else None
-        prescale, divisor = prescale_of(m.op, m.dtype, wire, self.size)
+        prescale, divisor = mean_prescale(m.op, m.dtype, wire, self.size)
         to_wire, to_array = combine(
             m.op,
             m.dtype,

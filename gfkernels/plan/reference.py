@@ -44,15 +44,6 @@ def _round_to_odd(values: Array) -> Array:
     return np.asarray((bits | inexact.astype(np.uint32)).view(np.float32))
 
 
-def prescale_of(op: ReduceOp, dtype: DType, wire: DType | None, size: int) -> tuple[float, float]:
-    """Mean's (prescale, divisor): narrow types are scaled by 2^-k before, k = round(log2 sqrt(size))."""
-    if op != ReduceOp.MEAN:
-        return 1.0, 1.0
-    narrow = (wire or dtype).itemsize == 2
-    prescale = 2.0 ** -round(np.log2(np.sqrt(size))) if narrow else 1.0
-    return prescale, size * prescale
-
-
 def combine(
     op: ReduceOp,
     dtype: DType,

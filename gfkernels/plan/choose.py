@@ -1,0 +1,218 @@
+"""Owns which plan a collective follows: a pure function of topology, size and settings, the same on every rank.
+
+Crossovers are constants with their reasons; measured tuning may replace the numbers, never the rule.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gfkernels.errors import UsageError
+from gfkernels.plan import direct, doubling, ring
+from gfkernels.plan.model import MAX_RING_LANES, Plan
+from gfkernels.types import DType, ReduceOp
+
+LINE_NBYTES: Final = 64
+"""Slices of a `direct` plan begin on cache lines, so that no two owners write to the same one."""
+INLINE_NBYTES: Final = 8192
+"""Up to here every rank reducing everything (N reads of the array each) costs less than the exit barrier that slices
+need: one barrier saved is about a microsecond, in which a core reads some 10 KB of its peers' caches."""
+CMA_SEGMENT_NBYTES: Final = 128 << 10
+"""A piece per peer and the result stay in a 1 MiB L2 with 4 ranks, and a system call's cost (0.5 us) is a few per cent
+of the piece's copy."""
+STAGED_SEGMENT_NBYTES: Final = 256 << 10
+"""Large enough to hide a barrier per tick, small enough that three slots of it stay in the L2."""
+STAGED_SLOTS: Final = 3
+"""One segment each being packed, reduced and unpacked; more would only let a rank run further ahead."""
+RING_SEGMENT_NBYTES: Final = 64 << 10
+"""A message stays in the L2 from arrival to departure, and one send call carries it."""
+RING_SLOTS: Final = 8
+"""Four lines take turns while four messages are under way: about the bandwidth-delay product of 25 Gbit/s at 80 us."""
+RING_MIN_SEGMENT_NBYTES: Final = 4096
+"""Shorter messages cost more in calls than they gain in overlap."""
+DOUBLING_NBYTES: Final = 32 << 10
+"""Up to here on the wire (for 4 ranks or more) latency counts: log2 N exchanges against 2(N - 1) hops. A ring moves
+2(N - 1)/N of the array, doubling log2 N of it; at 10 Gbit/s and 30 us a hop they meet near this size for 4 ranks."""
+
+PLANS: Final = ("auto", "direct", "ring", "recursive_doubling")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A builder with all its arguments but the rank.
+
+    Attributes:
+        builder: the function.
+        size: number of ranks.
+        count: elements of the input.
+        arguments: keyword arguments.
+        packed: whether the kernel must be compiled with a wire dtype (the array's own if none is set).
+        reaches_arrays: whether peers reach into X or OUT by mapping or cross-memory attach.
+    """
+
+    builder: Callable[..., Plan]
+    size: int
+    count: int
+    arguments: tuple[tuple[str, Any], ...]
+    packed: bool
+    reaches_arrays: bool
+
+    def build(self, rank: int) -> Plan:
+        """The plan of one rank; repeated calls return the same object."""
+        return _build(self, rank)
+
+    @property
+    def kind(self) -> str:
+        """For logs, e.g. "direct.allreduce(variant=cma, ...)"."""
+        module = self.builder.__module__.rsplit(".", 1)[-1]
+        return f"{module}.{self.builder.__name__}({', '.join(f'{k}={v}' for k, v in self.arguments)})"
+
+
+@functools.lru_cache(maxsize=256)
+def _build(choice: Choice, rank: int) -> Plan:
+    return choice.builder(rank, choice.size, choice.count, **dict(choice.arguments))
+
+
+def mean_prescale(op: ReduceOp, dtype: DType, wire: DType | None, size: int) -> tuple[float, float]:
+    """Mean's (prescale, divisor), the two arguments of a kernel; (1, 1) for other reductions.
+
+    What has 16 bits is scaled by 2^-k before it is added, k = round(log2 sqrt(size)), and divided by size * 2^-k after.
+    """
+    if op != ReduceOp.MEAN:
+        return 1.0, 1.0
+    if (wire or dtype).itemsize != 2:
+        return 1.0, float(size)
+    # round(log2(size) / 2) in whole numbers: 2^(2k - 1) <= size < 2^(2k + 1).
+    prescale = 2.0 ** -(size.bit_length() // 2)
+    return prescale, size * prescale
+
+
+def choose(
+    collective: str,
+    *,
+    size: int,
+    count: int,
+    itemsize: int,
+    wire_itemsize: int | None = None,
+    wired: bool = False,
+    prescaled: bool = False,
+    same_host: bool = True,
+    variant: str = "registered",
+    plan: str = "auto",
+    out: bool = False,
+    root: int = 0,
+    segment_bytes: int | None = None,
+    lanes: int | None = None,
+    inline_bytes: int = INLINE_NBYTES,
+    staging_bytes: int = 16 << 20,
+) -> Choice:
+    """Which plan to build.
+
+    Args:
+        collective: "allreduce", "reduce_scatter", "allgather", "broadcast" or "barrier".
+        size: number of ranks.
+        count: elements of a rank's input.
+        itemsize: bytes of an array's element.
+        wire_itemsize: bytes of a wire's element; None: as `itemsize`.
+        wired: a wire dtype other than the array's is set.
+        prescaled: mean scales contributions beforehand (`mean_prescale` is not 1).
+        same_host: all ranks share a host and its ENTER.
+        variant: the common way to the ranks' arrays on one host: "registered", "cma" or "staged".
+        plan: the configured algorithm.
+        out: the result of allreduce goes to another array than the input.
+        root: of a broadcast.
+        segment_bytes: configured bytes of a message.
+        lanes: configured concurrent lanes.
+        inline_bytes: arrays up to this size on the wire may go inline.
+        staging_bytes: bytes of STAGE that a plan may use.
+
+    Raises:
+        UsageError: the configured plan cannot do this collective here.
+    """
+    if plan not in PLANS:
+        raise UsageError(f"plan={plan!r}: expected one of {', '.join(PLANS)}")
+    wire = itemsize if wire_itemsize is None else wire_itemsize
+    if collective == "barrier":
+        return _choice(direct.barrier, size, 0, False, False, enter=same_host)
+    if plan == "direct" and not same_host:
+        raise UsageError('plan="direct" needs all ranks on one host. Use plan="auto" or "ring" between hosts')
+    if plan == "recursive_doubling" and collective != "allreduce":
+        raise UsageError(f'plan="recursive_doubling" does allreduce only, not {collective}. Use plan="auto"')
+    if plan == "direct" or (plan == "auto" and same_host):
+        return _direct(collective, size, count, itemsize, wire, wired, variant, out, root, segment_bytes, inline_bytes,
+                       staging_bytes)  # fmt: skip
+    packed = wired or prescaled
+    rounds = 2 + size.bit_length()
+    fits = rounds * count * wire <= staging_bytes
+    if plan == "recursive_doubling" and not fits:
+        raise UsageError(
+            f'plan="recursive_doubling" of {count} elements over {size} ranks needs {rounds * count * wire} bytes of '
+            f'staging, staging_bytes is {staging_bytes}. Raise it or use plan="ring"'
+        )
+    small = count * wire <= DOUBLING_NBYTES and fits
+    if collective == "allreduce" and (plan == "recursive_doubling" or (plan == "auto" and small)):
+        return _choice(doubling.allreduce, size, count, packed, False, packed=packed, out=out, enter=same_host)
+    return _ring(
+        collective, size, count, wire, wired, packed, same_host, out, root, segment_bytes, lanes, staging_bytes
+    )
+
+
+def _choice(
+    builder: Callable[..., Plan], size: int, count: int, is_packed: bool, reaches_arrays: bool, **arguments: Any
+) -> Choice:
+    return Choice(builder, size, count, tuple(sorted(arguments.items())), is_packed, reaches_arrays)
+
+
+def _direct(
+    collective: str, size: int, count: int, itemsize: int, wire: int, wired: bool, variant: str, out: bool, root: int,
+    segment_bytes: int | None, inline_bytes: int, staging_bytes: int,
+) -> Choice:  # fmt: skip
+    arguments: dict[str, Any] = {}
+    if collective != "broadcast":
+        arguments["packed"] = wired
+    if collective == "allreduce":
+        arguments |= {"out": out, "align_elements": max(1, LINE_NBYTES // itemsize)}
+    if collective == "broadcast":
+        arguments["root"] = root
+    if count * wire <= inline_bytes:
+        variant = "inline"
+    if variant == "cma":
+        arguments["segment_elements"] = max(1, (segment_bytes or CMA_SEGMENT_NBYTES) // itemsize)
+    if variant == "staged":
+        limit = staging_bytes // STAGED_SLOTS
+        arguments["segment_elements"] = max(1, min(segment_bytes or STAGED_SEGMENT_NBYTES, limit) // wire)
+        arguments["slots"] = STAGED_SLOTS
+    arguments["variant"] = variant
+    builder = getattr(direct, collective)
+    return _choice(builder, size, count, wired, variant in ("registered", "cma"), **arguments)
+
+
+def _ring(
+    collective: str, size: int, count: int, wire: int, wired: bool, packed: bool, same_host: bool, out: bool, root: int,
+    segment_bytes: int | None, lanes: int | None, staging_bytes: int,
+) -> Choice:  # fmt: skip
+    n_lanes = min(lanes or MAX_RING_LANES, MAX_RING_LANES)
+    chunk = count // size if collective in ("allreduce", "reduce_scatter") else count
+    # A chunk should make enough messages for all lines of all lanes to have one.
+    wanted = max(RING_MIN_SEGMENT_NBYTES, chunk * wire // (n_lanes * RING_SLOTS // 2))
+    limit = staging_bytes // (n_lanes * (RING_SLOTS + 1))
+    nbytes = min(segment_bytes or min(RING_SEGMENT_NBYTES, wanted), limit)
+    arguments: dict[str, Any] = {
+        "enter": same_host, "segment_elements": max(1, nbytes // wire), "lanes": n_lanes, "slots": RING_SLOTS
+    }  # fmt: skip
+    # On one host a neighbour's array is not always mapped; between hosts a put names it by offset.
+    direct_write = not wired and not same_host
+    if collective == "broadcast":
+        arguments |= {"root": root, "direct_write": direct_write}
+        packed = False
+    else:
+        arguments["packed"] = wired if collective == "allgather" else packed
+    if collective == "allreduce":
+        arguments |= {"out": out, "direct_write": direct_write, "align_elements": max(1, LINE_NBYTES // wire)}
+    if collective == "allgather":
+        arguments["direct_write"] = direct_write
+        packed = wired
+    return _choice(getattr(ring, collective), size, count, packed, False, **arguments)
