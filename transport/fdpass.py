@@ -56,29 +56,32 @@ def share(
         return [None]
     deadline = time.monotonic() + timeout_s
     received: list[int | None] = [None] * size
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as end:
-        failure = ""
+    end: socket.socket | None = None
+    name = failure = ""
+    try:
+        # Whatever fails here waits until after the exchanges, which all ranks have to make alike.
         try:
+            end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             name = _listen(end, size) if index == 0 else ""
         except OSError as error:
-            name, failure = "", f"cannot listen on an abstract Unix socket: {error}"
+            failure = f"no Unix socket: {error}"
         name = exchange(name)[0]
-        # A rank in another network namespace cannot see the leader's socket: all hear of it before anybody waits.
-        if index and name:
-            failure = _connect(end, name, deadline)
-        elif index:
-            failure = "local rank 0 could not listen"
+        if index and end is not None:
+            # A rank in another network namespace cannot see the leader's socket: all hear of it before anybody waits.
+            failure = _connect(end, name, deadline) if name else "local rank 0 does not listen"
         failures = exchange(failure)
-        if any(failures):
-            raise ConnectError(_said(failures, "could not reach local rank 0 through an abstract Unix socket"))
-        try:
-            if index == 0:
-                _lead(end, fd, received, secret, deadline)
-            else:
-                _follow(end, fd, received, secret, index, deadline)
-        except BaseException:
-            close_all(received)
-            raise
+        if end is None or any(failures):
+            raise ConnectError(_unreachable(failures))
+        if index == 0:
+            _lead(end, fd, received, secret, deadline)
+        else:
+            _follow(end, fd, received, secret, index, deadline)
+    except BaseException:
+        close_all(received)
+        raise
+    finally:
+        if end is not None:
+            end.close()
     return received
 
 
@@ -90,9 +93,12 @@ def close_all(descriptors: list[int | None]) -> None:
             os.close(descriptor)
 
 
-def _said(failures: list[str], what: str) -> str:
+def _unreachable(failures: list[str]) -> str:
     rows = "; ".join(f"local rank {i}: {failure}" for i, failure in enumerate(failures) if failure)
-    return f"ranks of one host {what}: {rows}. They must run in one network namespace (container) to share memory"
+    return (
+        f"ranks of one host could not reach local rank 0 through an abstract Unix socket: {rows}. They must run in one "
+        "network namespace (container) to share memory"
+    )
 
 
 def _listen(end: socket.socket, size: int) -> str:
@@ -193,9 +199,7 @@ def _follow(
     except ConnectError:
         raise
     except TimeoutError:
-        raise ConnectError(
-            "local rank 0 did not answer in time while the ranks exchanged shared memory"
-        ) from None
+        raise ConnectError("local rank 0 did not answer in time while the ranks exchanged shared memory") from None
     except (OSError, PeerLostError) as error:
         raise ConnectError(
             f"local rank 0 closed the connection while the ranks exchanged shared memory ({error}): it died, or holds "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import os
 import resource
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ranks import memfd_maps, open_descriptors
+from arena_ranks import memfd_maps, open_descriptors
 
 from gfkernels.errors import UnavailableError, UsageError
 from gfkernels.transport import arena_map, arena_memory
@@ -50,7 +51,7 @@ def test_views_keep_the_block_and_the_last_one_gives_it_back(make_arena: MakeAre
     x = arena.empty((1000, 1000), "float32")
     x[...] = 3
     assert file_nbytes(arena) >= x.nbytes
-    views = [x[5], x.reshape(-1)[::7], x.T, x.view(np.int32), np.asarray(x)[2:], memoryview(x)]
+    views: list[Any] = [x[5], x.reshape(-1)[::7], x.T, x.view(np.int32), np.asarray(x)[2:], memoryview(x.data)]
     del x
     while views:
         assert arena.used_nbytes >= 4_000_000
@@ -77,7 +78,7 @@ def test_blocks_do_not_overlap_and_are_aligned(make_arena: MakeArena) -> None:
     blocks = [arena.allocate(n, alignment) for n, alignment in ((1, 1), (5000, 64), (1, 1 << 20), (0, 1), (9000, 1))]
     assert blocks[2].offset % (1 << 20) == 0
     ranges = sorted((block.offset, block.offset + max(1, block.nbytes)) for block in blocks)
-    assert all(end <= start for (_, end), (start, _) in zip(ranges, ranges[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ranges))
     for block in blocks:
         block.release()
         block.release()
@@ -123,9 +124,7 @@ def test_arrays_in_reference_cycles_are_found_when_memory_is_short(
     make_arena: MakeArena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arena = make_arena()
-    monkeypatch.setattr(
-        arena_memory, "available_nbytes", lambda: ((60 << 20) - file_nbytes(arena), "MemAvailable")
-    )
+    monkeypatch.setattr(arena_memory, "available_nbytes", lambda: ((60 << 20) - file_nbytes(arena), "MemAvailable"))
     gc.disable()
     try:
         cycle: list[Any] = [arena.empty(30 << 20, "uint8")]
@@ -288,7 +287,7 @@ def test_closing_waits_for_the_last_array() -> None:
 
 
 def test_arrays_at_interpreter_exit_do_no_harm() -> None:
-    code = "from gfkernels.transport.arena import Arena; import sys; a = Arena(1 << 20); sys.x = a.empty(9); x = a.empty(5)"
+    code = "import sys; from gfkernels.transport.arena import Arena; a = Arena(1 << 20); sys.x = a.empty(9)"
     assert run_python(code) == ""
 
 

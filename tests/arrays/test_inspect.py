@@ -37,7 +37,8 @@ class Dlpack:
     """An array of no framework that only has DLPack, of the version its producer speaks."""
 
     def __init__(self, array: np.ndarray[Any, Any], *, old: bool = False, device: tuple[int, int] = (1, 0)) -> None:
-        self.array, self.old, self.device = array, old, device
+        self.array: Any = array
+        self.old, self.device = old, device
 
     def __dlpack__(self, **options: Any) -> Any:
         if self.old and options:
@@ -178,7 +179,7 @@ def test_self_overlapping_arrays_are_refused_as_targets_and_read_as_inputs() -> 
     windows = np.lib.stride_tricks.as_strided(np.arange(5, dtype=np.float32), (4, 2), (4, 4))
     repeated = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (3,), (0,))
     for x in (windows, repeated):
-        with pytest.raises(UsageError, match="same address.*shape.*strides"):
+        with pytest.raises(UsageError, match=r"same address.*shape.*strides"):
             inspect(x)
     assert inspect(windows, writable=False).staging.tolist() == [[0, 1], [1, 2], [2, 3], [3, 4]]
     assert inspect(np.broadcast_to(np.float32(2), (3,)), writable=False).staging.tolist() == [2, 2, 2]
@@ -241,7 +242,7 @@ def test_out_must_match() -> None:
     x = inspect(np.zeros((2, 3), np.float32), writable=False)
     with pytest.raises(UsageError, match=r"shape \(3, 2\).*\(2, 3\)"):
         overlap_check(x, inspect(np.zeros((3, 2), np.float32), role="out"))
-    with pytest.raises(UsageError, match="float64.*float32"):
+    with pytest.raises(UsageError, match=r"float64.*float32"):
         overlap_check(x, inspect(np.zeros((2, 3)), role="out"))
     assert not overlap_check(x, inspect(np.zeros((4, 2, 3), np.float32), role="out"), (4, 2, 3))
 

@@ -1,4 +1,4 @@
-"""Owns spawned ranks for the arena's tests: they run a named function of a test module and gather through this process."""
+"""Owns spawned ranks for the arena's tests: they run a function of a test module and gather through this process."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def _child(file: str, name: str, index: int, size: int, pipe: Any, arguments: tu
         pipe.send(("result", getattr(module, name)(Rank(index, size, pipe), *arguments)))
     except Exception as error:
         pipe.send(("error", error))
+    except BaseException as error:  # pytest's own outcomes
+        pipe.send(("error", AssertionError(str(error))))
 
 
 def run(function: Callable[..., Any], size: int, arguments: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
@@ -78,6 +80,8 @@ def _serve(pipes: list[Any]) -> list[Any]:
                 continue
             if kind == "gather":
                 waiting[index] = value
+            elif isinstance(value, AssertionError):
+                raise value
             else:
                 results[index] = value
                 finished.add(index)
