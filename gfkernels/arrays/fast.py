@@ -40,6 +40,13 @@ def layout_ok() -> bool:
     return all(_matches(sample) for sample in samples)
 
 
+def data_address(array: np.ndarray[Any, Any]) -> int:
+    """Address of element (0, …, 0); several times faster than asking numpy where `layout_ok`."""
+    if layout_ok():
+        return _word(array, DATA)
+    return int(array.__array_interface__["data"][0])
+
+
 def _matches(array: np.ndarray[Any, Any]) -> bool:
     ndim = _int32(array, NDIM)
     if ndim != array.ndim or _word(array, DATA) != array.__array_interface__["data"][0]:

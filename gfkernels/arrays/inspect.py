@@ -8,7 +8,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from gfkernels.arrays import dlpack, torch_tensors
+from gfkernels.arrays import dlpack, fast, torch_tensors
 from gfkernels.arrays.host import HostArray, Memory, may_self_overlap, raw_view
 from gfkernels.errors import UsageError
 from gfkernels.types import DTYPES, DType
@@ -107,7 +107,7 @@ def _from_numpy(x: npt.NDArray[Any], role: str, writable: bool) -> HostArray:
         shape=x.shape,
         nbytes=x.nbytes,
         original=x,
-        data=x.__array_interface__["data"][0],
+        data=fast.data_address(x),
         strides=x.strides,
     )
     flags = x.flags

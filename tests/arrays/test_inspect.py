@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array as stdlib_array
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -61,7 +62,7 @@ def test_a_contiguous_array_is_used_where_it_is(name: str, shape: tuple[int, ...
     assert seen.framework == "numpy"
 
 
-STRIDED = {
+STRIDED: dict[str, Callable[[Any], Any]] = {
     "step": lambda a: a[::2],
     "reversed": lambda a: a[::-1],
     "transposed": lambda a: a.reshape(6, 4).T,
