@@ -28,25 +28,28 @@ class Code(IntEnum):
     """Another thread is inside the engine; nothing was done."""
     REFUSED = 9
     """The communicator is broken, closed, or was inherited through fork; nothing was done."""
+    NEED_PLAN = 10
+    """All ranks have entered and KIND is the common memory kind, whose variant is not built yet: build, then resume."""
 
 
 class Ctx(IntEnum):
-    """Words of a communicator's context."""
+    """Words of a communicator's context. "Address of int64[n]" means: of memory that lives as long as the context."""
 
     RANK = 0
     SIZE = 1
     SEQUENCE = 2
     """Calls started so far; the running call's number."""
-    LOCK = 3
-    """0 free, 1 held."""
-    REFUSE = 4
+    ATTEMPT = 3
+    """How often call number SEQUENCE + 1 was refused on some rank before it began (0 nearly always)."""
+    LOCK = 4
+    """An `Owner`."""
+    REFUSE = 5
     """Not 0: every call is refused at once (broken, closed, forked)."""
-    PENDING = 5
+    PENDING = 6
     """Asynchronous calls queued or running."""
-    PROGRAM = 6
-    """The running call's program; 0: none."""
-    PHASE = 7
-    LANES_LEFT = 8
+    PROGRAM = 7
+    """The running call's program."""
+    PHASE = 8
     STEPS = 9
     SPANS = 10
     N_LANES = 11
@@ -55,61 +58,85 @@ class Ctx(IntEnum):
     """Address of int64[MAX_LANES]: each lane's next row; a finished lane is at its end."""
     ENDS = 14
     """Address of int64[MAX_LANES]."""
-    BUFFERS = 15
-    """Address of int64[size][N_COLUMNS]: where each rank's buffers lie, as far as known here."""
-    N_COLUMNS = 16
-    CHANNELS = 17
-    """Address of the staged/mapped table int64[size][N_SLOTS]."""
-    CMA_CHANNELS = 18
-    """Address of the table used when the common path is cross-memory attach (0: not possible)."""
-    TABLE = 19
-    """Address of the table in use by the running call."""
-    BASES = 20
+    NEXT_PEERS = 15
+    """Address of int64[MAX_LANES]: where a row that addresses everyone goes on."""
+    BUFFERS = 16
+    """Address of int64[size][N_COLUMNS]: where each rank's buffers lie in the running call, as far as known here."""
+    N_COLUMNS = 17
+    PLACES = 18
+    """Address of int64[2][size][N_BUFFERS]: BUFFERS of calls over one array, by the call's parity."""
+    CHANNELS = 19
+    """Address of the transport's table int64[size][N_SLOTS]."""
+    CMA_CHANNELS = 20
+    """Address of the table that moves payload when the common kind is cross-memory attach (0: not possible)."""
+    TABLE = 21
+    """Address of the table that moves payload in the running call."""
+    HAS_CALLS = 22
+    """1: the transport has BEGIN, PROGRESS or FLUSH."""
+    BASES = 23
     """Address of int64[size][N_CHANNELS]: arrivals of all earlier calls."""
-    POINTERS = 21
-    """Scratch for a COMBINE's addresses."""
-    COUNTS = 22
-    HEADERS = 23
-    """Address of int64[size]: every rank's header area as mapped here (0: this group has no ENTER)."""
-    ARENA_BASES = 24
-    """Address of int64[size]: every rank's arena as mapped here."""
-    ARENA_NBYTES = 25
-    ABORT = 26
-    """Address of this rank's abort word."""
-    FDS = 27
-    """Address of pollfd[N_FDS]; the first N_EVENT_FDS end a wait, the others only wake it."""
-    N_FDS = 28
-    N_EVENT_FDS = 29
-    SPIN = 30
-    """Idle rounds that spin before yielding."""
-    TIMESPEC = 31
-    SLICE_NS = 32
-    NOW_NS = 33
-    IDLE = 34
-    IDLE_SINCE_NS = 35
-    LAST_POLL_NS = 36
-    SLICE_START_NS = 37
-    FAULT = 38
-    PEER = 39
-    EVENT_FD = 40
-    """Index of the descriptor that ended the wait."""
-    KIND = 41
-    """The common memory kind that ENTER found for the running call."""
-    STAGE = 42
-    """Own INLINE areas' base (parity copies) ..."""
-    INLINE_NBYTES = 43
-    INLINES = 44
-    """Address of int64[size]: every rank's INLINE area as mapped here."""
-    CMA_OK = 45
+    POINTERS = 24
+    """Address of a COMBINE's addresses."""
+    COUNTS = 25
+    """Address of a COMBINE's five counts."""
+    HEADERS = 26
+    """Address of int64[size]: every rank's header areas as mapped here."""
+    SHIFTS = 27
+    """Address of int64[size]: what turns an address in a rank's arena, as that rank sees it, into ours."""
+    ARENA = 28
+    ARENA_NBYTES = 29
+    CMA_OK = 30
     """1: ordinary memory may be reached by cross-memory attach."""
-    IOV = 46
-    """Landing table for BEGIN: int64[N_BUFFERS][2] (address, nbytes)."""
-    ENTERED = 47
+    BEST_KIND = 31
+    """The best `Kind` that the configuration allows: an explicit transport never uses a better one."""
+    ABORT = 32
+    """Address of this rank's abort word."""
+    FDS = 33
+    """Address of pollfd[N_FDS]; the first N_EVENT_FDS end a wait, the others only wake it."""
+    N_FDS = 34
+    N_EVENT_FDS = 35
+    SPIN_ROUNDS = 36
+    """Idle rounds that spin before yielding."""
+    TIMESPEC = 37
+    SLICE_NS = 38
+    IDLE = 39
+    """Idle rounds since something moved."""
+    IDLE_SINCE_NS = 40
+    LAST_POLL_NS = 41
+    SLICE_SINCE_NS = 42
+    EVENT = 43
+    """1: a watched descriptor was seen readable, and the lanes get one more round before the wait ends."""
+    MOVED = 44
+    """1: something moved in this slice."""
+    FAULT = 45
+    PEER = 46
+    KIND = 47
+    """The common memory kind that ENTER found for the running call."""
+    OWN_KIND = 48
+    ENTERED = 49
     """Next peer whose header ENTER still waits for."""
-    STEPS_RUN = 48
-    """Rows executed so far, all calls: for tests and doctor."""
+    SEQUENCE_WORD = 50
+    """What the running call's header carries: SEQUENCE and ATTEMPT in one."""
+    LANDINGS = 51
+    """Address of int64[N_BUFFERS][2] (address, nbytes): where a transport may put arriving bytes."""
+    STAGE_NBYTES = 52
+    N_CALLS = 53
+    """Calls finished."""
+    HANDOVER = 54
+    """1: another thread wants to run the queue; whoever runs it returns at its next idle round."""
 
 
+class Owner(IntEnum):
+    """Who is inside the engine."""
+
+    NOBODY = 0
+    CALLER = 1
+    """A thread in a blocking call."""
+    QUEUE = 2
+    """Whoever is running the queue of asynchronous calls."""
+
+
+ATTEMPT_BITS: Final = 16
 N_CTX_WORDS: Final = 64
 MAX_LANES: Final = 64
 
@@ -132,27 +159,38 @@ class Kind(IntEnum):
 
 
 class Prog(IntEnum):
-    """Words of a program."""
+    """Words of a program: a collective on arrays of one size, free of addresses of arrays."""
 
     SIGNATURE = 0
+    """Equal on all ranks, or they are not in the same call."""
     CODE = 1
     """collective, op, dtype and wire packed into one word, for tables of mismatches."""
     COUNT = 2
     PLAN_HASH = 3
     HAS_ENTER = 4
     USES_ARRAYS = 5
-    """1: peers reach into X/OUT, so their memory kind matters."""
+    """1: peers reach into X or OUT, so the memory kinds matter."""
     N_ARRAYS = 6
     KERNELS = 7
-    """Address of int64[n_arrays][Kern]."""
+    """Address of int64[N_ARRAYS][N_KERN_WORDS]."""
     PRE_STEPS = 8
     N_PRE = 9
     PRE_SPANS = 10
-    NBYTES_X = 11
-    NBYTES_OUT = 12
+    X_NBYTES = 11
+    OUT_NBYTES = 12
     SCRATCH = 13
     """Address of the private scratch buffer."""
-    VARIANTS = 16
+    SCRATCH_NBYTES = 14
+    PLACES = 15
+    """Address of int64[2][size][N_COLUMNS] where the call is over many arrays; 0: the context's."""
+    N_COLUMNS = 16
+    ADDRESSES = 17
+    """Address of int64[N_ARRAYS - 1]: arrays from the second on."""
+    NBYTES = 18
+    """Address of int64[N_ARRAYS - 1]: their sizes."""
+    DESCRIPTOR = 19
+    """id of the numpy dtype that the fast path takes; 0: no fast path."""
+    VARIANTS = 20
     """Three groups of `Variant` words, indexed by Kind."""
 
 
@@ -165,12 +203,11 @@ class Variant(IntEnum):
     LANE_STARTS = 3
     EXPECTS = 4
     """Address of int64[size][N_CHANNELS], or 0 when the variant uses no signals."""
-    USE_CMA = 5
-    PRESENT = 6
+    PRESENT = 5
 
 
 N_VARIANT_WORDS: Final = 8
-N_PROG_WORDS: Final = 16 + 3 * N_VARIANT_WORDS
+N_PROG_WORDS: Final = 20 + 3 * N_VARIANT_WORDS
 
 
 class Kern(IntEnum):

@@ -13,7 +13,10 @@ from gfkernels.kernels.emitter import emit
 from gfkernels.types import DTYPES, DType, ReduceOp
 
 Key = tuple[ReduceOp, DType, "DType | None"]
-"""What `combine` is asked for: op, dtype of the array, dtype on the wire (None: the array's own)."""
+"""What `combine` is asked for: op, dtype of the array, dtype on the wire (None: every span is array-typed).
+
+A wire dtype equal to the array's means that spans still come in two kinds: a mean of 16-bit floats scales contributions
+before they travel, and must not scale what has travelled again."""
 
 WIRES: Final = ("float16", "bfloat16")
 """The dtypes that may travel instead of the array's."""
@@ -53,7 +56,7 @@ def check(op: ReduceOp, dtype: DType, wire: DType | None = None) -> None:
 
 def _variant(op: ReduceOp, dtype: DType, wire: DType | None) -> Variant:
     check(op, dtype, wire)
-    return Variant(ReduceOp(op), dtype, None if wire is None or wire.name == dtype.name else wire)
+    return Variant(ReduceOp(op), dtype, wire)
 
 
 def combine(op: ReduceOp, dtype: DType, wire: DType | None = None) -> int:

@@ -1,0 +1,228 @@
+"""Owns the end of a communicator: breaking it on all ranks, what each of them raises, and the table of a mismatch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from gfkernels.communicator.programs import Program
+from gfkernels.communicator.site import graveyard
+from gfkernels.engine.context import Ctx, Kind
+from gfkernels.errors import (
+    BootstrapError,
+    CommunicatorBroken,
+    GfkernelsError,
+    MismatchError,
+    PeerLostError,
+    TransportError,
+    UsageError,
+    WaitTimeout,
+)
+from gfkernels.trace import log
+from gfkernels.transport.table import Fault
+
+if TYPE_CHECKING:
+    from gfkernels.communicator.core import Core
+
+_TABLE_S: Final = 2.0
+_CAUSE_S: Final = 1.0
+_SHOWN: Final = 5
+
+
+class PeerRefused(UsageError):
+    """Another rank refused the call that this one was waiting in; nothing has moved, and the communicator goes on."""
+
+    def __init__(self, message: str, attempt: int = 0) -> None:
+        super().__init__(message)
+        self.attempt = attempt
+
+
+class Failure:
+    """What went wrong on one communicator.
+
+    Attributes:
+        cause: what broke it here; None while it works.
+        heard: abort events of peers.
+        out: ranks that have said that they are out of the failed call.
+        closed: ranks that have closed this communicator.
+    """
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.cause: BaseException | None = None
+        self.heard: list[dict[str, Any]] = []
+        self.out: set[int] = set()
+        self.closed: set[int] = set()
+
+    def where(self, program: Program) -> str:
+        """For messages: the call, the rank and the communicator."""
+        core = self._core
+        number = int(core.words[Ctx.SEQUENCE])
+        return f"call #{number} {program.request} on rank {core.rank} of {core.size} ({core.name})"
+
+    # -- what to raise -----------------------------------------------------------------------------------------
+
+    def of_fault(self, program: Program) -> GfkernelsError:
+        """The error for a transport function's fault."""
+        fault, peer, error = self._core.plane.fault()
+        if fault is Fault.MISMATCH:
+            return self.mismatch(program, peer)
+        error.args = (f"{self.where(program)}: {error}",)
+        return error
+
+    def of_abort(self, program: Program) -> GfkernelsError:
+        """The error for a peer's abort: of the same kind as the peer's own, naming it."""
+        event = self._wait_for_cause()
+        if event is None:
+            return self._of_silence(program)
+        rank, kind, text = int(event["rank"]), str(event["kind"]), str(event["message"])
+        if kind == "MismatchError":
+            return self.mismatch(program, rank)
+        told = f"{self.where(program)} was ended by rank {rank}: {text}"
+        if kind == "PeerLostError":
+            return PeerLostError(told, int(event.get("lost", -1)))
+        return WaitTimeout(told) if kind == "WaitTimeout" else TransportError(told)
+
+    def _of_silence(self, program: Program) -> GfkernelsError:
+        # The abort word came, its explanation did not: rank 0 passes explanations on, and may be the one that died.
+        core = self._core
+        for q, world_rank in enumerate(core.members):
+            why = "" if q == core.rank else core.site.events.gone(world_rank)
+            if why:
+                return PeerLostError(f"{self.where(program)} lost rank {q}: {why}", q)
+        return TransportError(f"{self.where(program)} was ended by a peer")
+
+    def _wait_for_cause(self) -> dict[str, Any] | None:
+        core, deadline = self._core, time.monotonic() + _CAUSE_S
+        while not self.heard:
+            for event in core.site.events.take(core.name):
+                core._hear(event, None)
+            lost = any(core.site.events.gone(world_rank) for world_rank in core.others)
+            if self.heard or time.monotonic() >= deadline or lost:
+                break
+            time.sleep(0.002)
+        return self.heard[0] if self.heard else None
+
+    def mismatch(self, program: Program, peer: int) -> MismatchError:
+        """Collects what every rank asked for."""
+        core = self._core
+        # Peers wait for nothing that we hold, but must stop waiting for us, and answer.
+        self._tell("MismatchError", f"rank {peer} asked for something else", {})
+        table = self._table(program)
+        lines = "\n".join(f"  {_line(row)}" for row in table)
+        hint = _hint(table)
+        return MismatchError(
+            f"{self.where(program)}: the ranks are not in the same call{hint}:\n{lines}\nNothing was written into "
+            "the arrays of ranks that had not begun to move data",
+            table,
+        )
+
+    def _table(self, program: Program) -> list[dict[str, Any]]:
+        core = self._core
+        store, prefix = core.site.session.store, f"{core.name}/mismatch"
+        rows: dict[int, dict[str, Any]] = {core.rank: self.row(program)}
+        gone: dict[int, str] = {}
+        deadline = time.monotonic() + _TABLE_S
+        try:
+            store.set(f"{prefix}/{core.rank}", rows[core.rank])
+            while len(rows) + len(gone) < core.size:
+                core.site.events.take(core.name)
+                for q, world_rank in enumerate(core.members):
+                    if q not in rows:
+                        row = store.peek(f"{prefix}/{q}")
+                        why = core.site.events.gone(world_rank)
+                        if row is not None:
+                            rows[q] = row
+                            gone.pop(q, None)
+                        elif why:
+                            gone[q] = why
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.01)
+        except (BootstrapError, TransportError) as error:
+            log.debug("the table of the mismatch is incomplete: %s", error)
+        missing = "not in the call"
+        return [rows.get(q) or {"rank": q, "state": gone.get(q, missing)} for q in range(core.size)]
+
+    def row(self, program: Program) -> dict[str, Any]:
+        """This rank's line of the table."""
+        core = self._core
+        plan = program.plans.get(Kind.REGISTERED) or next(iter(program.plans.values()), None)
+        row = {"rank": core.rank, "sequence": int(core.words[Ctx.SEQUENCE]), **program.request.row()}
+        return {**row, "plan": plan.hash if plan is not None else ""}
+
+    # -- breaking ----------------------------------------------------------------------------------------------
+
+    def break_up(self, error: BaseException, program: Program | None, keep: Any) -> None:
+        """Breaks the communicator here and on all peers; `keep` lives until none of them can touch it any more."""
+        core = self._core
+        if self.cause is not None:
+            return
+        self.cause = error
+        core.plane.refuse()
+        extra = {"lost": error.rank} if isinstance(error, PeerLostError) else {}
+        self._tell(type(error).__name__, _reason(error), extra)
+        core.site.events.post({"event": "out", "comm": core.name, "rank": core.rank}, core.others)
+        graveyard.bury(self.is_safe(), (keep, program, core.plane))
+        if program is not None:
+            recent = [str(item.request) for item in list(core.history)[-_SHOWN:]]
+            log.info("communicator %s is broken: %s. Calls before: %s", core.name, error, "; ".join(recent) or "none")
+
+    def _tell(self, kind: str, message: str, extra: dict[str, Any]) -> None:
+        core = self._core
+        event = {"event": "abort", "comm": core.name, "rank": core.rank, "kind": kind, "message": message, **extra}
+        core.site.events.post(event, core.others)
+        core.plane.tell_abort()
+
+    def is_safe(self) -> Callable[[], bool]:
+        """A question for the graveyard: is every peer out of this communicator's calls, or dead?"""
+        core = self._core
+
+        def safe() -> bool:
+            events = core.site.events
+            for event in events.take(core.name):
+                core._hear(event, None)
+            done = self.out | self.closed
+            return all(
+                q in done or q == core.rank or world_rank in events.left or events.ended(world_rank)
+                for q, world_rank in enumerate(core.members)
+            )
+
+        return safe
+
+    def broken(self) -> GfkernelsError:
+        """The error of every call after the failure."""
+        core = self._core
+        if self.cause is None:
+            return CommunicatorBroken(
+                f"communicator {core.name} was shut down on rank {core.rank}: call gfkernels.init for a new one"
+            )
+        return CommunicatorBroken(
+            f"communicator {core.name} was broken on rank {core.rank} by {type(self.cause).__name__}: "
+            f"{self.cause}. Shut it down and call gfkernels.init for a new one",
+            self.cause,
+        )
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, GfkernelsError):
+        return str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted (KeyboardInterrupt)"
+    return f"{type(error).__name__}: {error}"
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "state" in row:
+        return f"rank {row['rank']}: {row['state']}"
+    facts = ", ".join(f"{k}={v}" for k, v in row.items() if k not in ("rank", "sequence", "call"))
+    return f"rank {row['rank']}: call #{row['sequence']} {row['call']} ({facts})"
+
+
+def _hint(table: list[dict[str, Any]]) -> str:
+    fields = ("call", "op", "dtype", "count", "wire", "root", "out", "plan")
+    rows = [row for row in table if "state" not in row]
+    differing = [f for f in fields if len({repr(row.get(f)) for row in rows}) > 1]
+    differing = [f for f in differing if f != "plan"] or differing
+    return f" ({', '.join(differing)} differ{'s' * (len(differing) == 1)})" if differing else ""

@@ -1,0 +1,42 @@
+"""Owns making a world's communicator: compile, meet, share what can be shared."""
+
+from __future__ import annotations
+
+from gfkernels import engine, kernels
+from gfkernels.bootstrap import World, connect
+from gfkernels.communicator.communicator import Communicator
+from gfkernels.communicator.site import graveyard, open_site
+from gfkernels.config import Config
+from gfkernels.trace import configure, log
+
+
+def _load_transports() -> None:
+    # Their functions compile as they are imported, so only now, and under the lock.
+    from gfkernels.transport import cma, shm, tcp  # noqa: F401
+
+
+def start(world: World, config: Config) -> Communicator:
+    """Connects the ranks of a world. All of them call it.
+
+    Raises:
+        BootstrapError, ConfigError, ConnectError, UnavailableError: see `gfkernels.init`.
+    """
+    configure(config.log, world.rank)
+    graveyard.reap()
+    if world.size > 1:
+        # Before the ranks meet: on a cold cache the others wait for the lock, not for the deadline of a call.
+        engine.prepare(kernels.compile_lock, _load_transports)
+    session = connect(world, config)
+    try:
+        site = open_site(session, config)
+    except BaseException:
+        session.close()
+        raise
+    try:
+        members = tuple(range(site.size))
+        comm = Communicator(site, "world", members, config, owns_site=True)
+    except BaseException:
+        site.close()
+        raise
+    log.info("rank %d of %d (%s) over %s", site.rank, site.size, world.source, comm.transport)
+    return comm
