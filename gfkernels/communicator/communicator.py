@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final
@@ -48,6 +49,7 @@ class Communicator:
         self._closed = False
         self._pid = os.getpid()
         self._splits = 0
+        self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self._memos: dict[Any, Program] = {}
         self._fast: dict[Any, Program] = {}
         self._fast_arrays = fast_arrays()
@@ -414,7 +416,9 @@ class Communicator:
         chosen = sorted((k, q) for q, (c, k) in enumerate(told) if c == color)
         members = tuple(self._members[q] for _, q in chosen)
         name = f"{self._name}/{self._splits}.{color}"
-        return Communicator(self._site, name, members, self.config, owns_site=False)
+        part = Communicator(self._site, name, members, self.config, owns_site=False)
+        self._parts.add(part)
+        return part
 
     def abort(self, reason: str) -> None:
         """Breaks the communicator on all ranks: whoever is in a call raises, naming this rank and the reason."""
@@ -423,8 +427,9 @@ class Communicator:
             self._core.failure.break_up(self._broken, None, None)
 
     def shutdown(self) -> None:
-        """Lets go of the communicator: finishes what is queued, says goodbye. Waits for no other rank's calls.
+        """Lets go of the communicator and of those split from it: finishes what is queued, says goodbye.
 
+        Waits for no other rank's calls.
         Ranks that later wait for this one raise `PeerLostError(rank, "left")`.
         """
         if self._closed:
@@ -434,6 +439,8 @@ class Communicator:
         core = self._core
         if os.getpid() != self._pid:
             return
+        for part in list(self._parts):
+            part.shutdown()
         if core is not None:
             broken = core.failure.cause is not None
             if not broken:

@@ -22,6 +22,9 @@ _SLICE_NS: Final = 50_000_000
 _WAITING_NS: Final = 1_000_000
 """A refusal this much older than our wait was sent to somebody who was not waiting yet."""
 
+_LAST_WORDS_S: Final = 1.0
+"""How long what a peer sent before it left may be on its way."""
+
 
 class Core:
     """One communicator's engine as the interpreter drives it.
@@ -51,6 +54,7 @@ class Core:
         self.programs = Programs(self.plane.terrain)
         self.failure = Failure(self)
         self.history: deque[Program] = deque(maxlen=_HISTORY)
+        self._left_since: dict[int, float] = {}
         self._refusals: dict[int, tuple[int, int, int, str]] = {}
         self.waited_ns = 0
 
@@ -160,8 +164,16 @@ class Core:
             why = "" if q == self.rank else events.gone(world_rank)
             if not why and q in self.failure.closed:
                 why = "left"
-            if why and (why != "left" or blocked_on(self.ctx, q)):
+            if why and (why != "left" or self._misses(q)):
                 raise PeerLostError(f"{self.failure.where(program)} lost rank {q}: {why}", q)
+
+    def _misses(self, q: int) -> bool:
+        """Whether this call needs something of a rank that has left."""
+        if not blocked_on(self.ctx, q):
+            return False
+        # What it sent before leaving is in memory already, but over a network may be behind the news of its leaving.
+        since = self._left_since.setdefault(q, time.monotonic())
+        return self.plane.same_host or time.monotonic() - since > _LAST_WORDS_S
 
     def _hear(self, event: dict[str, Any], program: Program | None) -> None:
         kind, rank = event["event"], int(event["rank"])
