@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -94,15 +95,13 @@ def shutdown() -> None:
 
 @atexit.register
 def _shutdown_at_exit() -> None:
-    # After an error nobody caught, peers must see this rank as lost rather than as left in good order.
-    if _default is not None and _owner == os.getpid() and not _crashed():
-        shutdown()
-
-
-def _crashed() -> bool:
-    import sys
-
-    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+    if _default is None or _owner != os.getpid():
+        return
+    # After an error that nobody caught, peers must not take this rank for one that left in good order.
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if isinstance(error, BaseException) and not hasattr(sys, "ps1"):
+        _default.crash(error)
+    shutdown()
 
 
 def is_initialized() -> bool:

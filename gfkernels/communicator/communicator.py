@@ -22,7 +22,7 @@ from gfkernels.communicator.site import Site, graveyard
 from gfkernels.communicator.work import Queue, Work
 from gfkernels.config import Config
 from gfkernels.engine.context import Code, Ctx
-from gfkernels.errors import CommunicatorBroken, GfkernelsError, UsageError
+from gfkernels.errors import CommunicatorBroken, GfkernelsError, PeerLostError, UsageError
 from gfkernels.types import DType, ReduceOp
 
 _NDARRAY: Final = np.ndarray
@@ -422,9 +422,16 @@ class Communicator:
 
     def abort(self, reason: str) -> None:
         """Breaks the communicator on all ranks: whoever is in a call raises, naming this rank and the reason."""
-        self._broken = CommunicatorBroken(f"rank {self.rank} aborted communicator {self._name}: {reason}")
+        self._broken = CommunicatorBroken(f"rank {self.rank} aborted the communicator: {reason}")
         if self._core is not None and self._core.failure.cause is None:
             self._core.failure.break_up(self._broken, None, None)
+
+    def crash(self, error: BaseException) -> None:
+        """As `abort`, for a process that ends by an error: peers that wait for this rank raise `PeerLostError`."""
+        lost = PeerLostError(f"rank {self.rank} ended by {type(error).__name__}: {error}", self.rank)
+        self._broken = lost
+        if self._core is not None and self._core.failure.cause is None:
+            self._core.failure.break_up(lost, None, None)
 
     def shutdown(self) -> None:
         """Lets go of the communicator and of those split from it: finishes what is queued, says goodbye.

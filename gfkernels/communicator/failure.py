@@ -79,7 +79,7 @@ class Failure:
         rank, kind, text = int(event["rank"]), str(event["kind"]), str(event["message"])
         if kind == "MismatchError":
             return self.mismatch(program, rank)
-        told = f"{self.where(program)} was ended by rank {rank}: {text}"
+        told = f"{self.where(program)} was ended by rank {rank}, which {text}"
         if kind == "PeerLostError":
             return PeerLostError(told, int(event.get("lost", -1)))
         return WaitTimeout(told) if kind == "WaitTimeout" else TransportError(told)
@@ -106,9 +106,8 @@ class Failure:
 
     def mismatch(self, program: Program, peer: int) -> MismatchError:
         """Collects what every rank asked for."""
-        core = self._core
-        # Peers wait for nothing that we hold, but must stop waiting for us, and answer.
-        self._tell("MismatchError", f"rank {peer} asked for something else", {})
+        # Peers must stop waiting for us, and answer.
+        self._tell("MismatchError", f"found rank {peer} in another call", {})
         table = self._table(program)
         lines = "\n".join(f"  {_line(row)}" for row in table)
         hint = _hint(table)
@@ -162,7 +161,7 @@ class Failure:
         self.cause = error
         core.plane.refuse()
         extra = {"lost": error.rank} if isinstance(error, PeerLostError) else {}
-        self._tell(type(error).__name__, _reason(error), extra)
+        self._tell(type(error).__name__, self._reason(error, program), extra)
         core.site.events.post({"event": "out", "comm": core.name, "rank": core.rank}, core.others)
         graveyard.bury(self.is_safe(), (keep, program, core.plane))
         if program is not None:
@@ -198,19 +197,24 @@ class Failure:
             return CommunicatorBroken(
                 f"communicator {core.name} was shut down on rank {core.rank}: call gfkernels.init for a new one"
             )
+        first_line = str(self.cause).partition("\n")[0].rstrip(":")
         return CommunicatorBroken(
-            f"communicator {core.name} was broken on rank {core.rank} by {type(self.cause).__name__}: "
-            f"{self.cause}. Shut it down and call gfkernels.init for a new one",
+            f"communicator {core.name} was broken on rank {core.rank} by {type(self.cause).__name__}: {first_line}. "
+            "Shut it down and call gfkernels.init for a new one",
             self.cause,
         )
 
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, GfkernelsError):
-        return str(error)
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted (KeyboardInterrupt)"
-    return f"{type(error).__name__}: {error}"
+    def _reason(self, error: BaseException, program: Program | None) -> str:
+        """What this rank did, for peers' messages: "waited 5 s for rank 1", "lost rank 2: left"."""
+        if isinstance(error, KeyboardInterrupt):
+            return "was interrupted (KeyboardInterrupt)"
+        if not isinstance(error, GfkernelsError):
+            return f"failed: {type(error).__name__}: {error}"
+        text = str(error).partition("\n")[0]
+        # Peers name the call themselves, and this rank is named already.
+        for prefix in () if program is None else (self.where(program),):
+            text = text.removeprefix(prefix).lstrip(": ")
+        return text.removeprefix(f"rank {self._core.rank} ")
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -211,7 +211,7 @@ def _watch_processes(site: Site) -> None:
 
 
 class Graveyard:
-    """Keeps what slow peers may still touch after this rank has given up on a call, until they say that they are out."""
+    """Keeps what slow peers may still touch after this rank gave up on a call, until they say that they are out."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
