@@ -275,6 +275,11 @@ class _Run:
 
     def _check_result(self, rank: int, plan: Plan) -> None:
         everyone, call = (1 << self.size) - 1, self.call[rank]
+        if plan.collective == "barrier":
+            clock = self.clocks[self._thread(rank, 0)]
+            for q, begun in enumerate(self.begin_clocks):
+                if len(begun) <= call or np.any(begun[call] > clock):
+                    raise fail(plan, len(plan.steps), f"call {call}: leaves before rank {q} has come")
         for buffer, n in lengths(plan).items():
             array = buffer - N_BUFFERS + 1 if buffer >= N_BUFFERS else 0
             if buffer in _LANDS_ANYTIME or n == 0:

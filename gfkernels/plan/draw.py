@@ -21,6 +21,7 @@ _TOP: Final = 74
 _LANE_PX: Final = 26
 _BAND_GAP_PX: Final = 16
 _PLOT_PX: Final = 1060
+_ENTER_FILL: Final = "#3b4252"
 _MAX_ARROWS: Final = 1500
 _LABELS: Final = {StepOp.COMBINE: "+", StepOp.COPY: "=", StepOp.PUT: "→", StepOp.GET: "←"}
 _LEGEND: Final = (
@@ -100,7 +101,7 @@ def svg(plans: Sequence[Plan]) -> str:
     out = [
         _OPEN.format(width=f"{at.width:.0f}", height=f"{at.height:.0f}"),
         f'<rect width="{at.width:.0f}" height="{at.height:.0f}" fill="#ffffff"/>',
-        f'<text x="14" y="24" font-size="14" font-weight="bold">{escape(_short(title(plans[0])))}</text>',
+        _heading(plans[0]),
         *_legend(),
     ]
     for rank, top, bottom in at.bands:
@@ -122,6 +123,14 @@ def svg(plans: Sequence[Plan]) -> str:
     return "\n".join(out) + "\n"
 
 
+def _heading(plan: Plan) -> str:
+    name, _, rest = title(plan).partition(" (")
+    return (
+        f'<text x="14" y="24" font-size="14" font-weight="bold">{escape(name)}'
+        f'<tspan font-size="11" font-weight="normal" fill="#555" dx="8">({escape(_short(rest))}</tspan></text>'
+    )
+
+
 def _short(text: str, limit: int = 150) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -136,6 +145,9 @@ def _legend() -> list[str]:
             f'<text x="{x + 23:.0f}" y="47">{name}</text>'
         )
         x += 92
+    out.append(f'<rect x="{x:.0f}" y="36" width="18" height="14" fill="{_ENTER_FILL}"/>')
+    out.append(f'<text x="{x + 23:.0f}" y="47">enter</text>')
+    x += 92
     notes = "dotted: waiting · colour and number: segment · arrows: messages · time in unit costs of a full segment"
     out.append(f'<text x="{x:.0f}" y="47" fill="#555">{notes}</text>')
     return out
@@ -168,7 +180,7 @@ def _bar(bar: Bar, at: _Layout) -> str:
         )
     if bar.op == StepOp.ENTER:
         return (
-            f'<rect x="{x:.1f}" y="{top + 2:.1f}" width="{max(2.0, width):.1f}" height="{_LANE_PX - 4}" fill="#3b4252">'
+            f'<rect x="{x:.1f}" y="{top + 2:.1f}" width="{max(2.0, width):.1f}" height="{_LANE_PX - 4}" fill="{_ENTER_FILL}">'
             f"{tip}</rect>"
         )
     text = ""
@@ -210,7 +222,7 @@ def _png(plans: Sequence[Plan], path: Path) -> None:
         if bar.op == StepOp.WAIT and bar.end > bar.start:
             axes.plot([bar.start, bar.end], [y + height / 2] * 2, ":", color="#9aa0a8", lw=1.2)
         elif bar.op in _OPACITY or bar.op == StepOp.ENTER:
-            fill = "#3b4252" if bar.op == StepOp.ENTER else colour(bar.segment)
+            fill = _ENTER_FILL if bar.op == StepOp.ENTER else colour(bar.segment)
             look = {"facecolor": fill, "alpha": _OPACITY.get(bar.op, 1.0), "edgecolor": "#333", "linewidth": 0.5}
             axes.broken_barh([(bar.start, bar.end - bar.start)], (y, height), **look)
             if bar.op in _LABELS and (bar.end - bar.start) * at.scale > 22:
