@@ -195,11 +195,20 @@ class Core:
         if attempt < int(self.words[Ctx.ATTEMPT]) or self.words[Ctx.PHASE] == Phase.IDLE:
             return
         text = f"rank {rank} refused call #{int(self.words[Ctx.SEQUENCE])}, and no rank took part in it: {message}"
-        if self.words[Ctx.PHASE] != Phase.ENTER:
-            # Without a common entry some data may be under way already, and cannot be called back.
-            raise CommunicatorBroken(text)
-        if time_ns >= int(self.words[Ctx.IDLE_SINCE_NS]) - _WAITING_NS:
+        entering = self.words[Ctx.PHASE] == Phase.ENTER
+        if entering:
+            began_ns = int(self.words[Ctx.IDLE_SINCE_NS]) - _WAITING_NS
+        else:
+            # Clocks of several hosts do not compare: there every refusal counts as heard while waiting.
+            single_host = len(self.site.session.hosts.groups) == 1
+            began_ns = int(self.words[Ctx.STARTED_NS]) if single_host else 0
+        if time_ns >= began_ns and entering:
             raise PeerRefused(text, attempt)
+        if time_ns >= began_ns:
+            # Without a common entry some data may be under way already, and cannot be called back.
+            raise UsageError(f"{text}. Over TCP that breaks the communicator")
+        if not entering:
+            return
         # It was sent before we came: this call is the one that follows it.
         self.words[Ctx.ATTEMPT] = attempt + 1
         reenter(self.ctx)

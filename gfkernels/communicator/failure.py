@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _TABLE_S: Final = 2.0
 _CAUSE_S: Final = 1.0
+_LAST_WORDS_S: Final = 0.2
+"""How much later than the end of its connection the reason for it may arrive from a peer."""
 _SHOWN: Final = 5
 
 
@@ -68,6 +70,9 @@ class Failure:
         fault, peer, error = self._core.plane.fault()
         if fault is Fault.MISMATCH:
             return self.mismatch(program, peer)
+        if fault is Fault.PEER_LOST and self._wait_for_cause(_LAST_WORDS_S) is not None:
+            # It gave up rather than died, and says why.
+            return self.of_abort(program)
         error.args = (f"{self.where(program)}: {error}",)
         return error
 
@@ -82,6 +87,8 @@ class Failure:
         told = f"{self.where(program)} was ended by rank {rank}, which {text}"
         if kind == "PeerLostError":
             return PeerLostError(told, int(event.get("lost", -1)))
+        if kind == "UsageError":
+            return UsageError(f"{self.where(program)}: {text}")
         return WaitTimeout(told) if kind == "WaitTimeout" else TransportError(told)
 
     def _of_silence(self, program: Program) -> GfkernelsError:
@@ -93,8 +100,8 @@ class Failure:
                 return PeerLostError(f"{self.where(program)} lost rank {q}: {why}", q)
         return TransportError(f"{self.where(program)} was ended by a peer")
 
-    def _wait_for_cause(self) -> dict[str, Any] | None:
-        core, deadline = self._core, time.monotonic() + _CAUSE_S
+    def _wait_for_cause(self, seconds: float = _CAUSE_S) -> dict[str, Any] | None:
+        core, deadline = self._core, time.monotonic() + seconds
         while not self.heard:
             for event in core.site.events.take(core.name):
                 core._hear(event, None)

@@ -122,6 +122,8 @@ class Ctx(IntEnum):
     STAGE_NBYTES = 52
     N_CALLS = 53
     """Calls finished."""
+    STARTED_NS = 55
+    """When the running call began; only for calls without ENTER."""
     HANDOVER = 54
     """1: another thread wants to run the queue; whoever runs it returns at its next idle round."""
 

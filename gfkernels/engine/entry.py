@@ -22,6 +22,7 @@ from gfkernels.engine.context import (
 )
 from gfkernels.engine.rows import ROW_NBYTES, work
 from gfkernels.native.jit import njit
+from gfkernels.native.libc import now_ns
 from gfkernels.native.memory import call4, load64, load_acquire, store64, store_release
 from gfkernels.transport.table import N_SLOTS, Slot
 from gfkernels.types import N_BUFFERS, Buffer
@@ -44,7 +45,7 @@ _STEPS, _SPANS, _N_LANES = 8 * int(Ctx.STEPS), 8 * int(Ctx.SPANS), 8 * int(Ctx.N
 _EXPECTS, _PCS, _ENDS = 8 * int(Ctx.EXPECTS), 8 * int(Ctx.PCS), 8 * int(Ctx.ENDS)
 _NEXT_PEERS, _LANDINGS, _STAGE_NBYTES = 8 * int(Ctx.NEXT_PEERS), 8 * int(Ctx.LANDINGS), 8 * int(Ctx.STAGE_NBYTES)
 _IDLE, _EVENT, _MOVED = 8 * int(Ctx.IDLE), 8 * int(Ctx.EVENT), 8 * int(Ctx.MOVED)
-_SLICE_SINCE = 8 * int(Ctx.SLICE_SINCE_NS)
+_SLICE_SINCE, _STARTED, _TIMESPEC = 8 * int(Ctx.SLICE_SINCE_NS), 8 * int(Ctx.STARTED_NS), 8 * int(Ctx.TIMESPEC)
 
 _P_SIGNATURE, _P_CODE, _P_COUNT = 8 * int(Prog.SIGNATURE), 8 * int(Prog.CODE), 8 * int(Prog.COUNT)
 _P_HASH, _P_ENTER, _P_USES_ARRAYS = 8 * int(Prog.PLAN_HASH), 8 * int(Prog.HAS_ENTER), 8 * int(Prog.USES_ARRAYS)
@@ -84,6 +85,7 @@ def begin(ctx: int, prog: int, x: int, out: int) -> int:
     store64(ctx + _TABLE, load64(ctx + _CHANNELS))
     if load64(prog + _P_ENTER) == 0:
         _choose(ctx, prog, _STAGED)
+        store64(ctx + _STARTED, now_ns(load64(ctx + _TIMESPEC)))
         if load64(ctx + _HAS_CALLS) != 0:
             code = _begin_transport(ctx, prog, row, sequence)
             if code < 0:
