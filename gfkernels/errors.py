@@ -1,4 +1,4 @@
-"""The errors users see: one class per thing a caller can do about it, all picklable, each naming value, rank and remedy."""
+"""The errors users see: one class per thing a caller can do, all picklable, each naming value, rank, remedy."""
 
 from __future__ import annotations
 

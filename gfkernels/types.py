@@ -107,7 +107,7 @@ the step is ROUND_RAW, round each to it before adding."""
 FINAL: Final = 2
 """Step flag: this COMBINE completes the reduction (mean divides here)."""
 ROUND_RAW: Final = 4
-"""Step flag: round every array-typed source to the wire dtype first (direct plans: so that all paths give equal bits)."""
+"""Step flag: round every array-typed source to the wire dtype first (direct plans: all paths give equal bits)."""
 
 STEP_DTYPE: Final = np.dtype(
     [

@@ -1,4 +1,4 @@
-"""Owns cross-memory attach as a transport: reads and writes of a peer process's own addresses, where the kernel lets us.
+"""Owns cross-memory attach as a transport: reads and writes at a peer process's own addresses, if the kernel lets us.
 
 There is no signal in it: arrival is told over another transport. Whether it works is found out by a probe that moves a
 token both ways, because pid namespaces, Yama, seccomp filters and missing capabilities each forbid it in their own way.

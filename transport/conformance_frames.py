@@ -1,4 +1,4 @@
-"""Owns the conformance checks of framed transports: calls kept apart, disagreement and bad frames found, peers that go."""
+"""Owns the conformance checks of framed transports: calls kept apart, disagreement, bad frames, peers that go."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ What the engine must know:
   PROGRESS goes on sending it. Other puts with payload to that peer answer AGAIN meanwhile; signals queue behind it.
 - PUT and FLUSH that cannot send receive from *their* peer, so that two full sockets cannot deadlock a pair. In a ring
   of more, each rank sends to one peer and receives from another: call PROGRESS of all rows when nothing moves.
-- Frames of a later call stay unread until BEGIN; payload lands only between BEGIN and FLUSH; a signal of an earlier call
-  (a credit returned late) counts whenever it comes.
-- A descriptor in `block_fds` stays readable while a later call's frames wait in it, and after its peer has left: polling
-  it then returns at once, so a wait must also yield.
+- Frames of a later call stay unread until BEGIN; payload lands only between BEGIN and FLUSH; a signal of an earlier
+  call (a credit returned late) counts whenever it comes.
+- A descriptor in `block_fds` stays readable while a later call's frames wait in it, and after its peer has left:
+  polling it then returns at once, so a wait must also yield.
 - A peer that leaves in order says goodbye with the number of its last call. Only in later calls is it lost.
 """
 
@@ -23,6 +23,7 @@ import socket
 import struct
 import termios
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -135,10 +136,8 @@ class TcpChannels(Channels):
 
 
 def _quietly_shut(sock: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # the peer was faster
         sock.shutdown(socket.SHUT_WR)
-    except OSError:
-        pass  # the peer was faster
 
 
 def _peer_is_done(sock: socket.socket) -> bool:

@@ -75,8 +75,8 @@ def connect(
         published = _ranked(candidates, elsewhere)
         if not published:
             raise ConnectError(
-                f"the ranks are on several hosts and rank {rank} has no address that others could reach: its interfaces "
-                f"gave {candidates or 'none'}. Set GFKERNELS_INTERFACE to the interface that connects the hosts"
+                f"the ranks are on several hosts and rank {rank} has no address that others could reach: its "
+                f"interfaces gave {candidates or 'none'}. Set GFKERNELS_INTERFACE to the one that connects the hosts"
             )
     with _listen(rank, published, everywhere=not bind and not all(here)) as listener:
         port = int(listener.getsockname()[1])
@@ -319,7 +319,7 @@ class _Mesh:
                 reasons = "; ".join(f"{place}: {reason}" for place, reason in tried.items()) or "no answer"
                 return ConnectError(
                     f"rank {me} could not connect to rank {peer} in {timeout_s:g} s (tried {text}; {reasons}). Let TCP "
-                    "between the hosts through the firewall, or set GFKERNELS_INTERFACE to the interface that connects them"
+                    "between the hosts through the firewall, or set GFKERNELS_INTERFACE to the one that connects them"
                 )
         missing = [peer for peer in range(me + 1, self._me.size) if peer not in self._ready]
         refused = "".join(f"; {place} was refused: {reason}" for place, reason in self._failures.get(None, {}).items())

@@ -64,13 +64,15 @@ class Variant:
     @property
     def scales_late(self) -> bool:
         """Whether MEAN may scale the sum instead of its terms, with equal bits: fp16 values are so far from the ends
-        of fp32 that a power of two can be taken out. Not so with a wire, whose sources come scaled."""
+        of fp32 that a power of two can be taken out. Not so with a wire, whose sources come scaled.
+        """
         return self.dtype.name == "float16" and self.wire is None
 
     @property
     def unrolls(self) -> bool:
         """Whether conversions keep the core so busy that inner loops would show: 1.2× faster without. All other
-        kernels wait for memory, loops or not."""
+        kernels wait for memory, loops or not.
+        """
         return self.wire is None and self._is_narrow
 
     @property

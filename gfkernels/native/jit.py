@@ -82,8 +82,8 @@ def cache_folder() -> Path:
         info = path.stat()
         if hasattr(os, "getuid") and info.st_uid != os.getuid():
             raise ConfigError(
-                f"the compile cache {path} belongs to user {info.st_uid}, not to {os.getuid()}: code in it would run as "
-                "you. Remove it, or set GFKERNELS_CACHE_DIR to a folder of your own"
+                f"the compile cache {path} belongs to user {info.st_uid}, not to {os.getuid()}: code in it would run "
+                "as you. Remove it, or set GFKERNELS_CACHE_DIR to a folder of your own"
             )
         if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             path.chmod(0o700)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import platform
+from typing import Any
 
 from llvmlite import ir
 from numba import types

@@ -52,7 +52,7 @@ def test_what_has_no_meaning_is_refused(op: ReduceOp, dtype: str, wire: str | No
 
 
 def test_unknown_dtypes_are_refused() -> None:
-    with pytest.raises(UsageError, match="complex64.*float32"):
+    with pytest.raises(UsageError, match=r"complex64.*float32"):
         kernels.check(ReduceOp.SUM, DType("complex64", 99, 8, "c"), None)
 
 

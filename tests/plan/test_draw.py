@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_message_arrives_after_it_was_sent() -> None:
         rows = [bar for (owner, _), bar in by_row.items() if owner == rank]
         for lane in {bar.lane for bar in rows}:
             times = [bar for bar in rows if bar.lane == lane]
-            assert all(a.end <= b.start + 1e-9 for a, b in zip(times, times[1:], strict=False))
+            assert all(a.end <= b.start + 1e-9 for a, b in pairwise(times))
     assert any(bar.op == StepOp.WAIT and bar.end > bar.start for bar in bars)
 
 

@@ -1,4 +1,4 @@
-"""Every wait and signal of a plan is needed: without it the checker finds a fault, or it proves that none can happen."""
+"""Every wait and signal of a plan is needed: without it the checker finds a fault, or proves that none can happen."""
 
 from __future__ import annotations
 

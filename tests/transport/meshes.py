@@ -33,7 +33,7 @@ def in_threads(size: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
 
         try:
             results[rank] = work(rank, exchange)
-        except Exception as error:  # noqa: BLE001 - the caller judges it
+        except Exception as error:
             results[rank] = error
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]

@@ -140,7 +140,7 @@ def test_hosts_without_an_address_are_told_what_to_set(monkeypatch: pytest.Monke
     def exchange(value: Any) -> list[Any]:
         return [value, dict(value, stack="elsewhere")]
 
-    with pytest.raises(ConnectError, match="rank 0 has no address that others could reach.*GFKERNELS_INTERFACE"):
+    with pytest.raises(ConnectError, match=r"rank 0 has no address that others could reach.*GFKERNELS_INTERFACE"):
         connect(0, 2, exchange=exchange, secret=SECRET)
 
 
