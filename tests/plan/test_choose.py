@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -81,7 +83,7 @@ def test_little_staging_is_respected() -> None:
 
 
 def test_a_wire_keeps_final_values_out_of_the_neighbours_array() -> None:
-    def landing(**arguments: bool) -> bool:
+    def landing(**arguments: Any) -> bool:
         choice = choose("allreduce", size=4, count=10**6, itemsize=4, same_host=False, **arguments)
         return bool(dict(choice.arguments)["direct_write"])
 
