@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numba import types
 
 from gfkernels.native.jit import cfunc
-from gfkernels.native.libc import memcpy
+from gfkernels.native.libc import copy
 from gfkernels.native.memory import load64, load_acquire, store64, store_release
 from gfkernels.transport.table import N_SLOTS, OK, Channels, Slot
 from gfkernels.types import N_CHANNELS
@@ -34,7 +34,7 @@ def arrivals_nbytes(size: int) -> int:
 @cfunc(_I64(*(_I64,) * 8))
 def _put(state: int, peer: int, channel: int, src: int, dst: int, buffer: int, offset: int, nbytes: int) -> int:
     if nbytes > 0:
-        memcpy(dst, src, nbytes)
+        copy(dst, src, nbytes)
     if channel >= 0:
         words = state + channel * _WORDS_PER_CHANNEL * 8
         sent = load64(words + _SENT) + 1
@@ -50,7 +50,7 @@ def _poll(state: int, peer: int, channel: int) -> int:
 
 @cfunc(_I64(*(_I64,) * 5))
 def _get(state: int, peer: int, dst: int, src: int, nbytes: int) -> int:
-    memcpy(dst, src, nbytes)
+    copy(dst, src, nbytes)
     return OK
 
 

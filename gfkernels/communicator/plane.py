@@ -93,13 +93,15 @@ class Plane:
         self.transport = "tcp" if not self.same_host else ("cma" if group.config.transport == "cma" else "shm")
         self._fill(channels)
         config = group.config
-        settings = {
+        settings: dict[str, Any] = {
             "plan": config.plan,
             "segment_bytes": config.segment_bytes,
             "lanes": config.lanes,
             "inline_bytes": config.inline_bytes,
             "staging_bytes": config.staging_bytes,
         }
+        if config.transport == "cma":
+            settings["cma_min_bytes"] = 0
         self.terrain = Terrain(group.rank, size, self.same_host, settings, self.places, self.scratch)
         _planes.add(self)
         site.events.add_watcher(self)

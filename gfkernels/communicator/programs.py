@@ -177,7 +177,7 @@ class Programs:
             )
             for kind, variant in _VARIANTS.items()
         }
-        # Which of them reach into arrays is equal for all kinds but `staged`, which reaches into none.
+        # Where mapped arrays are reached into, the kinds of memory matter.
         some = choices[Kind.REGISTERED]
         kernel = self._kernel(request, dtype, wire or (dtype if some.packed else None))
         rows = self._kern_rows([(kernel, dtype, wire)], prescale, divisor)

@@ -6,7 +6,7 @@ from typing import Final
 
 from gfkernels.engine.context import N_KERN_WORDS, Ctx, Kern, Prog
 from gfkernels.native.jit import njit
-from gfkernels.native.libc import memcpy
+from gfkernels.native.libc import copy
 from gfkernels.native.memory import call3, call4, call5, call8, load64, store64
 from gfkernels.transport.table import AGAIN, N_SLOTS, Slot
 from gfkernels.types import N_CHANNELS, SPAN_DTYPE, STEP_DTYPE, Buffer, StepOp
@@ -191,5 +191,5 @@ def work(ctx: int, row: int, spans: int) -> int:
     dst = spans + load64(row + _DST) * _SPAN_NBYTES
     nbytes = load64(row + _COUNT) * _itemsize(kern, load64(dst + 8))
     src = _address(ctx, kern, spans, load64(row + _SRC))
-    memcpy(_address(ctx, kern, spans, load64(row + _DST)), src, nbytes)
+    copy(_address(ctx, kern, spans, load64(row + _DST)), src, nbytes)
     return DID

@@ -5,10 +5,11 @@ from __future__ import annotations
 from numba import types
 
 from gfkernels.native.jit import njit
-from gfkernels.native.memory import load32, load64
+from gfkernels.native.memory import BLOCK_NBYTES, copy_block, load32, load64
 
 _i32, _i64 = types.int32, types.int64
 _CLOCK_MONOTONIC = 1
+_LONG_NBYTES = 2048
 
 sched_yield = types.ExternalFunction("sched_yield", _i32())
 memcpy = types.ExternalFunction("memcpy", _i64(_i64, _i64, _i64))
@@ -22,6 +23,21 @@ recv = types.ExternalFunction("recv", _i64(_i32, _i64, _i64, _i32))
 recvmsg = types.ExternalFunction("recvmsg", _i64(_i32, _i64, _i32))
 sendmsg = types.ExternalFunction("sendmsg", _i64(_i32, _i64, _i32))
 _errno_location = types.ExternalFunction("__errno_location", _i64())
+
+
+@njit
+def copy(dst: int, src: int, nbytes: int) -> None:
+    """Copies bytes between spans that do not overlap.
+
+    For long spans libc prefers `rep movsb`, and stores past the caches beyond a size that it takes from CPUID, where
+    virtual machines tell tall tales. Both were 1.3 to 1.5 times slower than plain vectors through staging memory.
+    """
+    done = 0
+    if nbytes >= _LONG_NBYTES:
+        while done + BLOCK_NBYTES <= nbytes:
+            copy_block(dst + done, src + done)
+            done += BLOCK_NBYTES
+    memcpy(dst + done, src + done, nbytes - done)
 
 
 @njit

@@ -104,6 +104,27 @@ def store32(typingctx: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
+BLOCK_NBYTES = 128
+_VECTOR = ir.VectorType(ir.IntType(8), 32)
+
+
+@intrinsic
+def copy_block(typingctx: Any, dst: Any, src: Any) -> Any:
+    """Copies 128 bytes between any addresses, all of them read before any is written."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        step = _VECTOR.count
+        places = [ir.Constant(_I64, at) for at in range(0, BLOCK_NBYTES, step)]
+        values = [
+            builder.load(_pointer(builder, builder.add(args[1], at), _VECTOR), align=1, typ=_VECTOR) for at in places
+        ]
+        for at, value in zip(places, values, strict=True):
+            builder.store(value, _pointer(builder, builder.add(args[0], at), _VECTOR), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
 _PAUSE = {
     "x86_64": ("llvm.x86.sse2.pause", (), ()),
     "AMD64": ("llvm.x86.sse2.pause", (), ()),

@@ -60,13 +60,20 @@ def allreduce(
         if tick < len(segments):
             at, n = segments[tick]
             slot = tick % slots * segment_elements
-            b.convert(b.own(X, at, n), b.own(STAGE, slot, n), packed=packed, raw=True, segment=tick)
+            # What this rank owns it reads from X, where that gives the same bits: a third of the copies less.
+            lo, hi = (0, 0) if packed else cuts[n][rank : rank + 2]
+            for start, stop in ((0, lo), (hi, n)):
+                if stop > start:
+                    src = b.own(X, at + start, stop - start)
+                    dst = b.own(STAGE, slot + start, stop - start)
+                    b.convert(src, dst, packed=packed, raw=True, segment=tick)
         if 0 <= (now := tick - depth) < len(segments):
             at, n = segments[now]
             lo, hi = cuts[n][rank], cuts[n][rank + 1]
             slot = now % slots * segment_elements
             if hi > lo:
-                _reduce(b, slot + lo, hi - lo, target, at + lo, packed=packed, keep=True, segment=now)
+                own = None if packed else at + lo
+                _reduce(b, slot + lo, hi - lo, target, at + lo, packed=packed, keep=True, own=own, segment=now)
         if 0 <= (now := tick - 2 * depth) < len(segments):
             at, n = segments[now]
             slot = now % slots * segment_elements
@@ -82,11 +89,14 @@ def allreduce(
 
 
 def _reduce(
-    b: PlanBuilder, stage_at: int, n: int, target: int, at: int, *, packed: bool, keep: bool, segment: int
-) -> None:
-    # Own STAGE is read too, not X, so that the own operand is rounded to the wire like the others. The result replaces
-    # the own operand there: nobody else reads that piece before.
+    b: PlanBuilder, stage_at: int, n: int, target: int, at: int, *, packed: bool, keep: bool, segment: int,
+    own: int | None = None,
+) -> None:  # fmt: skip
+    # `own` None: own STAGE is read too, not X, so that the own operand is rounded to the wire like the others. The
+    # result replaces the own operand there: nobody else reads that piece before.
     src = [(q, STAGE, stage_at, n) for q in range(b.size)]
+    if own is not None:
+        src[b.rank] = b.own(X, own, n)
     stage = [b.own(STAGE, stage_at, n)] if keep else []
     array = [b.own(target, at, n)]
     if packed:
@@ -124,6 +134,8 @@ def reduce_scatter(
         if tick < len(segments):
             at, n = segments[tick]
             for q in range(size):
+                if q == rank and not packed:
+                    continue
                 slot = (tick % slots * size + q) * length
                 src = b.own(X, q * block + at, n)
                 b.convert(src, b.own(STAGE, slot, n), packed=packed, raw=True, segment=tick)
@@ -133,7 +145,8 @@ def reduce_scatter(
         if 0 <= (now := tick - depth) < len(segments):
             at, n = segments[now]
             slot = (now % slots * size + rank) * length
-            _reduce(b, slot, n, OUT, at, packed=packed, keep=False, segment=now)
+            own = None if packed else rank * block + at
+            _reduce(b, slot, n, OUT, at, packed=packed, keep=False, own=own, segment=now)
     b.expect(EVERYONE, len(segments))
     return b.build()
 
