@@ -1,4 +1,4 @@
-"""Owns plans: what every rank does in a collective, as integers; built by pure functions, checked, drawn, executed slowly."""
+"""Owns plans: what every rank does in a collective, as integers; built by pure functions, checked, drawn, simulated."""
 
 from __future__ import annotations
 

@@ -21,6 +21,10 @@ from gfkernels.types import FINAL, N_BUFFERS, RAW_SOURCES, Buffer, StepOp
 
 __all__ = ["PlanError", "check"]
 
+# Looking up a member of an enumeration costs as much as a tenth of a row.
+_ENTER, _COMBINE, _PUT = int(StepOp.ENTER), int(StepOp.COMBINE), int(StepOp.PUT)
+_SIGNAL, _WAIT = int(StepOp.SIGNAL), int(StepOp.WAIT)
+_INLINE = int(Buffer.INLINE)
 _LANDS_ANYTIME = (int(Buffer.STAGE), int(Buffer.INLINE), int(Buffer.SCRATCH))
 
 
@@ -47,6 +51,14 @@ def check_sequence(calls: Sequence[Sequence[Plan]]) -> None:
     _Run(calls).run()
 
 
+class _Words:
+    """A plan's rows and spans as tuples."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.steps: list[tuple[int, ...]] = plan.steps.tolist()
+        self.spans: list[tuple[int, ...]] = plan.spans.tolist()
+
+
 class _Run:
     def __init__(self, calls: Sequence[Sequence[Plan]]) -> None:
         self.calls = calls
@@ -71,6 +83,8 @@ class _Run:
         self.entered: dict[int, dict[int, Clock]] = {}
         self.call = [0] * self.size
         self.active: list[dict[int, tuple[int, int]]] = [{} for _ in range(self.size)]
+        # Python's integers are several times as fast as numpy's records.
+        self.words = {id(plan): _Words(plan) for plans in calls for plan in plans}
 
     # -- the interleaving --------------------------------------------------------------------------------------
 
@@ -178,7 +192,7 @@ class _Run:
     def _region(self, rank: int, buffer: int, call: int, length: int, array: int = 0) -> Region:
         # INLINE has two copies, used by turns. Arrays of a list may differ in itemsize, so each has offsets of its own
         # there; `check_rows` sees to it that their bytes do not overlap.
-        key = (rank, buffer, 2 * array + call % 2 if buffer == Buffer.INLINE else 0)
+        key = (rank, buffer, 2 * array + call % 2 if buffer == _INLINE else 0)
         region = self.regions.get(key)
         if region is None:
             longest = max(lengths(plans[rank]).get(buffer, 0) for plans in self.calls)
@@ -188,32 +202,32 @@ class _Run:
 
     def _step(self, plan: Plan, rank: int, lane: int, row: int) -> bool:
         """Runs one row; False: it has to wait."""
-        step = plan.steps[row]
-        op, peer, channel = int(step["op"]), int(step["peer"]), int(step["channel"])
+        words = self.words[id(plan)]
+        op, _, peer, channel, value = words.steps[row][:5]
         thread = self._thread(rank, lane)
         clock = self.clocks[thread]
-        if op == StepOp.ENTER:
+        if op == _ENTER:
             return self._enter(rank, clock, thread)
-        if op == StepOp.WAIT:
-            return self._wait(rank, peer, channel, int(step["value"]), clock)
-        if op == StepOp.PUT and self._is_held(plan, rank, row, peer):
+        if op == _WAIT:
+            return self._wait(rank, peer, channel, value, clock)
+        if op == _PUT and self._is_held(words, rank, row, peer):
             return False
         clock[thread] += 1
-        if op == StepOp.SIGNAL:
+        if op == _SIGNAL:
             for q in range(self.size) if peer == EVERYONE else (peer,):
                 if q != rank:
                     self._arrive(plan, row, lane, q, channel, clock)
             return True
         try:
-            self._move(plan, rank, lane, row, op, peer, clock, thread)
+            self._move(plan, words, lane, row, clock, thread)
         except RaceError as error:
             raise fail(plan, row, f"call {self.call[rank]}: {error}") from None
-        if op == StepOp.PUT and channel >= 0:
+        if op == _PUT and channel >= 0:
             self._arrive(plan, row, lane, peer, channel, clock)
         return True
 
-    def _is_held(self, plan: Plan, rank: int, row: int, peer: int) -> bool:
-        buffer = int(plan.spans["buffer"][int(plan.steps["dst"][row])])
+    def _is_held(self, words: _Words, rank: int, row: int, peer: int) -> bool:
+        buffer = words.spans[words.steps[row][10]][1]
         return buffer not in _LANDS_ANYTIME and len(self.begin_clocks[peer]) <= self.call[rank]
 
     def _enter(self, rank: int, clock: Clock, thread: int) -> bool:
@@ -240,7 +254,7 @@ class _Run:
     def _arrive(self, plan: Plan, row: int, lane: int, peer: int, channel: int, clock: Clock) -> None:
         key = (plan.rank, peer, channel)
         before = self.signallers.get(key)
-        if before is not None and np.any(before > clock):
+        if before is not None and (before > clock).any():
             raise fail(plan, row, f"another lane may signal rank {peer} on channel {channel} at the same time")
         self.signallers[key] = clock.copy()
         link = self.links.get((plan.rank, lane, peer))
@@ -250,26 +264,25 @@ class _Run:
         arrived = self.arrivals.setdefault(key, [])
         arrived.append(np.maximum(clock, arrived[-1]) if arrived else clock.copy())
 
-    def _move(self, plan: Plan, rank: int, lane: int, row: int, op: int, peer: int, clock: Clock, thread: int) -> None:
-        step, call = plan.steps[row], self.call[rank]
+    def _move(self, plan: Plan, words: _Words, lane: int, row: int, clock: Clock, thread: int) -> None:
+        rank, call = plan.rank, self.call[plan.rank]
         where = f"rank {rank}, row {row} of call {call}"
-        src, n_wire, n_array = int(step["src"]), int(step["n_src_wire"]), int(step["n_src_array"])
-        dst, n_dst = int(step["dst"]), int(step["n_dst_wire"]) + int(step["n_dst_array"])
-        count, array = int(step["count"]), int(step["array"])
+        op, _, peer, _, _, count, _, src, n_wire, n_array, dst, n_dst_wire, n_dst_array, _, array, _ = words.steps[row]
         reads = []
-        for q, buffer, offset, n in plan.spans[src : src + n_wire + n_array].tolist():
+        for q, buffer, offset, n in words.spans[src : src + n_wire + n_array]:
             region = self._region(q, buffer, call, offset + n, array)
             values = region.read(offset, offset + n, thread, clock, where)
             reads.append([(lo - offset, hi - offset, _moved(v, offset)) for lo, hi, v in values])
-        result = _Merge(plan, row, call).merge(reads, n_wire, count) if op == StepOp.COMBINE else reads[0]
-        if op == StepOp.PUT:
+        result = _Merge(plan, row, call).merge(reads, n_wire, count) if op == _COMBINE else reads[0]
+        targets = words.spans[dst : dst + n_dst_wire + n_dst_array]
+        if op == _PUT:
             link = self.links[rank, lane, peer]
             np.maximum(self.clocks[link], clock, out=self.clocks[link])
-            if not plan.has_enter and int(plan.spans["buffer"][dst]) not in _LANDS_ANYTIME:
+            if not plan.has_enter and targets[0][1] not in _LANDS_ANYTIME:
                 np.maximum(self.clocks[link], self.begin_clocks[peer][call], out=self.clocks[link])
             thread, clock = link, self.clocks[link]
             clock[link] += 1
-        for q, buffer, offset, n in plan.spans[dst : dst + n_dst].tolist():
+        for q, buffer, offset, n in targets:
             region = self._region(q, buffer, call, offset + n, array)
             region.write([(lo + offset, hi + offset, _moved(v, -offset)) for lo, hi, v in result], thread, clock, where)
 
@@ -278,7 +291,7 @@ class _Run:
         if plan.collective == "barrier":
             clock = self.clocks[self._thread(rank, 0)]
             for q, begun in enumerate(self.begin_clocks):
-                if len(begun) <= call or np.any(begun[call] > clock):
+                if len(begun) <= call or (begun[call] > clock).any():
                     raise fail(plan, len(plan.steps), f"call {call}: leaves before rank {q} has come")
         for buffer, n in lengths(plan).items():
             array = buffer - N_BUFFERS + 1 if buffer >= N_BUFFERS else 0
@@ -294,7 +307,9 @@ class _Run:
 
 
 def _moved(value: Value | None, shift: int) -> Value | None:
-    return None if value is None else value._replace(shift=value.shift + shift)
+    if value is None or shift == 0:
+        return value
+    return Value(value.ranks, value.shift + shift, value.call, value.array, value.scaled, value.final)
 
 
 def _wrong(plan: Plan, buffer: int, at: int, value: Value | None, everyone: int, call: int, array: int) -> str:

@@ -23,8 +23,8 @@ need: one barrier saved is about a microsecond, in which a core reads some 10 KB
 CMA_SEGMENT_NBYTES: Final = 256 << 10
 """A system call's cost (0.5 us, and the peer's pages have to be looked up) is a few per cent of such a piece's copy."""
 CMA_MIN_NBYTES: Final = 2 << 20
-"""Below, staging is faster though it copies more: it stays in the caches and enters no kernel. Measured for allreduce on
-2 and 4 ranks: 85 against 157 us at 1 MiB, equal near 4 MiB for 2 ranks and near 1 MiB for 4."""
+"""Below, staging is faster though it copies more: it stays in the caches and enters no kernel. Measured for allreduce
+on 2 and 4 ranks: 85 against 157 us at 1 MiB, equal near 4 MiB for 2 ranks and near 1 MiB for 4."""
 STAGED_SEGMENT_NBYTES: Final = 256 << 10
 """Large enough to hide a barrier per tick, small enough that three slots of it stay in the L2."""
 STAGED_SLOTS: Final = 3

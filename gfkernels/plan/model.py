@@ -168,8 +168,24 @@ class PlanBuilder:
         dst = self._add(*dst_wire, *dst_array)
         count = (src_wire or src_array)[0][3]
         self._rows.extend(
-            (_COMBINE, self._lane, -1, -1, 0, count, flags, src, len(src_wire), len(src_array))
-            + (dst, len(dst_wire), len(dst_array), segment, array_index, 0)
+            (
+                _COMBINE,
+                self._lane,
+                -1,
+                -1,
+                0,
+                count,
+                flags,
+                src,
+                len(src_wire),
+                len(src_array),
+                dst,
+                len(dst_wire),
+                len(dst_array),
+                segment,
+                array_index,
+                0,
+            )
         )
 
     def convert(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -13,12 +14,17 @@ from gfkernels.plan.model import EVERYONE, Plan, PlanError
 from gfkernels.types import N_BUFFERS, N_CHANNELS, Buffer, StepOp
 
 WIRE_BUFFERS: Final = (int(Buffer.STAGE), int(Buffer.INLINE))
-_NEEDS_SPANS: Final = (StepOp.COMBINE, StepOp.COPY, StepOp.PUT, StepOp.GET)
+_PARTS: Final = ("n_src_wire", "n_src_array", "n_dst_wire", "n_dst_array")
+_MOST_SPANS: Final = 4095
+"""On each side of a row; four such numbers and an operation fit in 63 bits."""
+
+Rows = npt.NDArray[np.int64]
 
 
 def fail(plan: Plan, row: int, reason: str) -> PlanError:
     """The error of one row, ready to raise."""
-    op = StepOp(int(plan.steps["op"][row])).name if row < len(plan.steps) else "end"
+    number = int(plan.steps["op"][row]) if row < len(plan.steps) else -1
+    op = StepOp(number).name if 0 <= number < len(StepOp) else "end" if row == len(plan.steps) else str(number)
     return PlanError(f"{plan.name} {plan.collective}: rank {plan.rank}, row {row} ({op}): {reason}")
 
 
@@ -42,6 +48,12 @@ def is_packed(plan: Plan, array: int) -> bool:
     return bool(packed[array]) if isinstance(packed, tuple) else bool(packed)
 
 
+def packed_flags(plan: Plan) -> npt.NDArray[np.bool_]:
+    """`is_packed` of every array."""
+    packed = plan.parameter("packed", False)
+    return np.array(packed if isinstance(packed, tuple) else [packed], np.bool_)
+
+
 def check_rows(plans: Sequence[Plan]) -> None:
     """Checks all ranks' rows.
 
@@ -53,20 +65,24 @@ def check_rows(plans: Sequence[Plan]) -> None:
         raise PlanError(f"{len(plans)} plans of ranks {[p.rank for p in plans]}: expected one of each of {size} ranks")
     if len({plan.hash for plan in plans}) != 1:
         raise PlanError(f"plans of different parameters: hashes {[plan.hash for plan in plans]}")
-    sizes = [lengths(plan) for plan in plans]
+    n_buffers = 1 + max(buffer for plan in plans for buffer in lengths(plan))
+    table: npt.NDArray[np.int64] = np.zeros((size, n_buffers), np.int64)
+    for plan in plans:
+        for buffer, n in lengths(plan).items():
+            table[plan.rank, buffer] = n
     sent: npt.NDArray[np.int64] = np.zeros((size, size, N_CHANNELS), np.int64)
     for plan in plans:
         if plan.has_enter != plans[0].has_enter:
             raise PlanError(f"rank {plan.rank}: all ranks begin with ENTER or none does")
         _check_order(plan)
         _check_inline(plan)
-        for row, step in enumerate(plan.steps.tolist()):
-            _check_row(plan, row, step, sizes)
-            op, peer, channel = step[0], step[2], step[3]
-            if op == StepOp.SIGNAL or (op == StepOp.PUT and channel >= 0):
-                for q in range(size) if peer == EVERYONE else (peer,):
-                    if q != plan.rank:
-                        sent[q, plan.rank, channel] += 1
+        _check_plan(plan, table)
+        op, peer, channel = plan.steps["op"], plan.steps["peer"], plan.steps["channel"]
+        raising = (op == StepOp.SIGNAL) | ((op == StepOp.PUT) & (channel >= 0))
+        for q in range(size):
+            if q != plan.rank:
+                to_q = raising & ((peer == q) | (peer == EVERYONE))
+                sent[q, plan.rank] = np.bincount(channel[to_q], minlength=N_CHANNELS)
     for plan in plans:
         wrong = np.argwhere(plan.expects != sent[plan.rank])
         if len(wrong):
@@ -110,54 +126,122 @@ def _check_inline(plan: Plan) -> None:
         end = hi
 
 
-def _check_row(plan: Plan, row: int, step: tuple[int, ...], sizes: list[dict[int, int]]) -> None:
-    op, _, peer, channel, value, count, _, src, n_src_wire, n_src_array, dst, n_dst_wire, n_dst_array, _, array, _ = (
-        step
-    )
+def _require(plan: Plan, ok: npt.NDArray[np.bool_], reason: Callable[[int], str], rows: Rows | None = None) -> None:
+    """Refuses the first row that is not ok.
+
+    Args:
+        plan: whose rows.
+        ok: one truth per row (or per row of `rows`).
+        reason: says what is wrong, given an index into `ok`.
+        rows: the numbers of the rows, where `ok` is about some only.
+    """
+    bad = np.flatnonzero(~ok)
+    if len(bad):
+        raise fail(plan, int(bad[0] if rows is None else rows[bad[0]]), reason(int(bad[0])))
+
+
+def _check_plan(plan: Plan, sizes: npt.NDArray[np.int64]) -> None:
+    """All rows of one plan.
+
+    Args:
+        plan: whose.
+        sizes: elements of every rank's buffers, [rank, buffer].
+    """
+    steps = plan.steps
+    op, peer, channel, value = (steps[name] for name in ("op", "peer", "channel", "value"))
+    _require(plan, (op >= 0) & (op < len(StepOp)), lambda i: f"no such operation {op[i]}")
+    signalling = (op == StepOp.SIGNAL) | (op == StepOp.WAIT)
+    remote = signalling | (op == StepOp.PUT) | (op == StepOp.GET)
+    another = (peer >= 0) & (peer < plan.size) & (peer != plan.rank)
+    everyone = signalling & (peer == EVERYONE)
+    _require(plan, ~remote | another | everyone, lambda i: f"peer {peer[i]} is not another rank")
+    low = np.where(signalling, 0, -1)
+    _require(plan, ~remote | ((channel >= low) & (channel < N_CHANNELS)), lambda i: f"channel {channel[i]}")
+    waits = np.flatnonzero(op == StepOp.WAIT)
+    for q in range(plan.size):
+        mine = waits[(peer[waits] == q) | (peer[waits] == EVERYONE)] if q != plan.rank else waits[:0]
+        sent = plan.expects[q, channel[mine]]
+        ok = (value[mine] >= 0) & (value[mine] <= sent)
+        _require(plan, ok, partial(_waits_in_vain, value[mine], sent, q), mine)
+    moving = (op == StepOp.COMBINE) | (op == StepOp.COPY) | (op == StepOp.PUT) | (op == StepOp.GET)
+    _require(plan, ~moving | (steps["count"] >= 1), lambda i: "moves nothing")
+    parts = [steps[name] for name in _PARTS]
+    for part in parts:
+        _require(plan, ~moving | ((part >= 0) & (part <= _MOST_SPANS)), lambda i, n=part: f"{n[i]} spans")  # type: ignore[misc]
+    # Rows of one form are checked together: plans have a handful of forms and many rows.
+    form = op.copy()
+    for part in parts:
+        form = form * (_MOST_SPANS + 1) + part
+    rows = np.flatnonzero(moving)
+    for kind in np.unique(form[rows]):
+        _check_form(plan, rows[form[rows] == kind], sizes)
+
+
+def _waits_in_vain(value: Rows, sent: Rows, rank: int, i: int) -> str:
+    return f"waits for {value[i]} arrivals of rank {rank}, which sends {sent[i]}"
+
+
+def _check_form(plan: Plan, rows: Rows, sizes: npt.NDArray[np.int64]) -> None:
+    """Rows of the same operation and numbers of spans."""
+    steps = plan.steps[rows]
+    op, n_src_wire, n_src_array, n_dst_wire, n_dst_array = (int(steps[name][0]) for name in ("op", *_PARTS))
     n_src, n_dst = n_src_wire + n_src_array, n_dst_wire + n_dst_array
-    if op in (StepOp.SIGNAL, StepOp.WAIT, StepOp.PUT, StepOp.GET):
-        everyone = peer == EVERYONE and op in (StepOp.SIGNAL, StepOp.WAIT)
-        if not everyone and (not 0 <= peer < plan.size or peer == plan.rank):
-            raise fail(plan, row, f"peer {peer} is not another rank")
-        low = 0 if op in (StepOp.SIGNAL, StepOp.WAIT) else -1
-        if not low <= channel < N_CHANNELS:
-            raise fail(plan, row, f"channel {channel}")
-    if op == StepOp.WAIT:
-        for q in range(plan.size) if peer == EVERYONE else (peer,):
-            if q != plan.rank and not 0 <= value <= plan.expects[q, channel]:
-                raise fail(plan, row, f"waits for {value} arrivals of rank {q}, which sends {plan.expects[q, channel]}")
-    if op not in _NEEDS_SPANS:
-        return
-    if count < 1:
-        raise fail(plan, row, "moves nothing")
     if n_src < 1 or n_dst < 1 or (op != StepOp.COMBINE and (n_src != 1 or n_dst != 1)):
-        raise fail(plan, row, f"{n_src} sources and {n_dst} destinations")
-    sources = [tuple(map(int, s)) for s in plan.spans[src : src + n_src].tolist()]
-    targets = [tuple(map(int, s)) for s in plan.spans[dst : dst + n_dst].tolist()]
-    if len(sources) != n_src or len(targets) != n_dst:
-        raise fail(plan, row, "spans beyond the table")
-    packed = is_packed(plan, array)
-    for index, (rank, buffer, offset, n) in enumerate(sources + targets):
-        limit = sizes[rank].get(buffer, 0) if 0 <= rank < plan.size else 0
-        if n != count or offset < 0 or offset + n > limit:
-            raise fail(plan, row, f"span {(rank, buffer, offset, n)} of {limit} elements, count {count}")
-        if rank != plan.rank and buffer == Buffer.SCRATCH:
-            raise fail(plan, row, "reaches for a peer's private memory")
-        if op == StepOp.COMBINE:
-            wire = index < n_src_wire or n_src <= index < n_src + n_dst_wire
-            if wire != (packed and buffer in WIRE_BUFFERS):
-                raise fail(plan, row, f"span of buffer {buffer} listed as {'wire' if wire else 'array'}-typed")
-    if op in (StepOp.COMBINE, StepOp.COPY):
-        if not plan.has_enter and any(span[0] != plan.rank for span in sources + targets):
-            raise fail(plan, row, "works on a peer's memory, but without ENTER nothing is mapped")
+        raise fail(plan, int(rows[0]), f"{n_src} sources and {n_dst} destinations")
+    ends = ((steps["src"], n_src), (steps["dst"], n_dst))
+    for first, n in ends:
+        _require(plan, (first >= 0) & (first <= len(plan.spans) - n), lambda i: "spans beyond the table", rows)
+    table = plan.spans.view(np.int64).reshape(-1, 4)
+    spans = np.concatenate([table[first[:, None] + np.arange(n)] for first, n in ends], axis=1)
+    rank, buffer, offset, count = (spans[:, :, i] for i in range(4))
+    known = (rank >= 0) & (rank < plan.size) & (buffer >= 0) & (buffer < sizes.shape[1])
+    limit = np.where(known, sizes[np.where(known, rank, 0), np.where(known, buffer, 0)], 0)
+    within = (count == steps["count"][:, None]) & (offset >= 0) & (offset <= limit - count)
+    for k in range(n_src + n_dst):
+        text = partial(_beyond, spans[:, k], limit[:, k], steps["count"])
+        _require(plan, within[:, k], text, rows)
+    private = (rank != plan.rank) & (buffer == Buffer.SCRATCH)
+    _require(plan, ~private.any(axis=1), lambda i: "reaches for a peer's private memory", rows)
+    arrays = steps["array"]
+    flags = packed_flags(plan)
+    _require(plan, (arrays >= 0) & (arrays < len(flags)), lambda i: f"array {arrays[i]} of {len(flags)}", rows)
+    packed = flags[arrays]
+    wired = np.isin(buffer, WIRE_BUFFERS)
+    if op == StepOp.COMBINE:
+        for k in range(n_src + n_dst):
+            wire = k < n_src_wire or n_src <= k < n_src + n_dst_wire
+            text = partial(_mistyped, buffer[:, k], wire)
+            _require(plan, (packed & wired[:, k]) == wire, text, rows)
     else:
-        far, near = (targets, sources) if op == StepOp.PUT else (sources, targets)
-        if far[0][0] != peer or near[0][0] != plan.rank:
-            raise fail(plan, row, f"moves between ranks {near[0][0]} and {far[0][0]}, expected {plan.rank} and {peer}")
-    if op != StepOp.COMBINE and packed and (sources[0][1] in WIRE_BUFFERS) != (targets[0][1] in WIRE_BUFFERS):
-        raise fail(plan, row, "copies bytes between the wire's dtype and the array's")
-    for a_index, a in enumerate(targets):
-        for b in sources + targets[a_index + 1 :]:
-            overlap = a[:2] == b[:2] and abs(a[2] - b[2]) < count
-            if overlap and not (a == b and b in sources and op == StepOp.COMBINE):
-                raise fail(plan, row, f"spans {a} and {b} overlap")
+        alike = ~packed | (wired[:, 0] == wired[:, 1])
+        _require(plan, alike, lambda i: "copies bytes between the wire's dtype and the array's", rows)
+    if op in (StepOp.PUT, StepOp.GET):
+        far, near = (rank[:, 1], rank[:, 0]) if op == StepOp.PUT else (rank[:, 0], rank[:, 1])
+        text = partial(_misdirected, near, far, plan.rank, steps["peer"])
+        _require(plan, (far == steps["peer"]) & (near == plan.rank), text, rows)
+    elif not plan.has_enter:
+        local = (rank == plan.rank).all(axis=1)
+        _require(plan, local, lambda i: "works on a peer's memory, but without ENTER nothing is mapped", rows)
+    for a in range(n_src, n_src + n_dst):
+        for b in (*range(n_src), *range(a + 1, n_src + n_dst)):
+            same = (rank[:, a] == rank[:, b]) & (buffer[:, a] == buffer[:, b])
+            overlap = same & (abs(offset[:, a] - offset[:, b]) < steps["count"])
+            if op == StepOp.COMBINE and b < n_src:
+                overlap &= offset[:, a] != offset[:, b]
+            _require(plan, ~overlap, partial(_overlapping, spans[:, a], spans[:, b]), rows)
+
+
+def _beyond(spans: Rows, limit: Rows, count: Rows, i: int) -> str:
+    return f"span {tuple(spans[i].tolist())} of {limit[i]} elements, count {count[i]}"
+
+
+def _mistyped(buffer: Rows, wire: bool, i: int) -> str:
+    return f"span of buffer {buffer[i]} listed as {'wire' if wire else 'array'}-typed"
+
+
+def _misdirected(near: Rows, far: Rows, rank: int, peer: Rows, i: int) -> str:
+    return f"moves between ranks {near[i]} and {far[i]}, expected {rank} and {peer[i]}"
+
+
+def _overlapping(a: Rows, b: Rows, i: int) -> str:
+    return f"spans {tuple(a[i].tolist())} and {tuple(b[i].tolist())} overlap"

@@ -1,9 +1,9 @@
 """Owns the `direct` plans for arrays that no peer can reach: through bounded STAGE slots, as a software pipeline.
 
 A tick packs segment t, reduces segment t - d and unpacks segment t - 2d; one signal per tick tells all peers how far
-this rank has come, and every access is ordered by having waited for the signals of tick t - d. With K slots, d = K // 3:
-slot reuse needs K >= 3d (two thirds of that where nothing is unpacked). The last reads of a call are ordered before the
-next call's first writes by that call's ENTER.
+this rank has come, and every access is ordered by having waited for the signals of tick t - d. With K slots,
+d = K // 3: slot reuse needs K >= 3d (two thirds of that where nothing is unpacked). The last reads of a call are
+ordered before the next call's first writes by that call's ENTER.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Owns when each row of a plan would run at unit cost: what pictures and tables of a plan show.
 
-A full segment costs 1 per row that moves or reduces it, a shorter one its share; signals take no time; a message arrives
-`LATENCY` after it was sent. Lanes run side by side.
+A full segment costs 1 per row that moves or reduces it, a shorter one its share; signals take no time; a message
+arrives `LATENCY` after it was sent. Lanes run side by side.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ def _direct_allreduce(variant: str, packed: bool, out: bool, size: int, count: i
 
 
 def _direct_scatter(variant: str, packed: bool, size: int, count: int, segment: int) -> list[Plan]:
-    shape = {"variant": variant, "packed": packed, "segment_elements": segment}
+    # A staged segment holds a piece for every owner.
+    length = segment * size if variant == "staged" else segment
+    shape = {"variant": variant, "packed": packed, "segment_elements": length}
     return _all(direct.reduce_scatter, size, size * count, **shape)
 
 
