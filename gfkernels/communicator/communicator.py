@@ -26,7 +26,6 @@ from gfkernels.errors import CommunicatorBroken, GfkernelsError, PeerLostError, 
 from gfkernels.types import DType, ReduceOp
 
 _NDARRAY: Final = np.ndarray
-_MEMOS: Final = 256
 
 
 class Communicator:
@@ -50,8 +49,8 @@ class Communicator:
         self._pid = os.getpid()
         self._splits = 0
         self._parts: weakref.WeakSet[Communicator] = weakref.WeakSet()
-        self._memos: dict[Any, Program] = {}
         self._fast: dict[Any, Program] = {}
+        self._barrier: Program | None = None
         self._fast_arrays = fast_arrays()
         self._broken: BaseException | None = None
         self._core: Core | None = None
@@ -243,9 +242,13 @@ class Communicator:
 
     def barrier(self) -> None:
         """Returns once all ranks have called it."""
-        self._check_usable()
-        if self._core is not None:
-            self._run(self._program(Request("barrier")), 0, 0, None)
+        program = self._barrier
+        if program is None:
+            self._check_usable()
+            if self._core is None:
+                return
+            program = self._barrier = self._program(Request("barrier"))
+        self._run(program, 0, 0, None)
 
     def allreduce_many(self, xs: Sequence[Any], op: str = "sum", *, wire: str | None = None) -> list[Any]:
         """Reduces a list of arrays in place, with one synchronisation for all of them and no packing of large ones.

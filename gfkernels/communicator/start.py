@@ -10,9 +10,15 @@ from gfkernels.config import Config
 from gfkernels.trace import configure, log
 
 
-def _load_transports() -> None:
+def _load_shared() -> None:
     # Their functions compile as they are imported, so only now, and under the lock.
-    from gfkernels.transport import cma, shm, tcp  # noqa: F401
+    from gfkernels.transport import cma, shm  # noqa: F401
+
+
+def _load_all() -> None:
+    from gfkernels.transport import tcp  # noqa: F401
+
+    _load_shared()
 
 
 def start(world: World, config: Config) -> Communicator:
@@ -25,7 +31,9 @@ def start(world: World, config: Config) -> Communicator:
     graveyard.reap()
     if world.size > 1:
         # Before the ranks meet: on a cold cache the others wait for the lock, not for the deadline of a call.
-        engine.prepare(kernels.compile_lock, _load_transports)
+        by_network = config.transport == "tcp" or not world.single_host
+        name, load = ("network", _load_all) if by_network else ("host", _load_shared)
+        engine.prepare(kernels.compile_lock, name, load)
     session = connect(world, config)
     try:
         site = open_site(session, config)

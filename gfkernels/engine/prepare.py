@@ -24,14 +24,15 @@ _ENTRY_POINTS = (
 )
 
 
-def prepare(lock: Callable[[], AbstractContextManager[None]], load: Callable[[], None]) -> None:
+def prepare(lock: Callable[[], AbstractContextManager[None]], name: str, load: Callable[[], None]) -> None:
     """Compiles or loads what every call needs.
 
     Args:
         lock: held while this process compiles for the whole host.
+        name: of the transports that `load` imports; remembered in the cache folder once they are compiled.
         load: imports the transports, whose functions compile as they are imported.
     """
-    marker = jit.cache_folder() / "engine.ready"
+    marker = jit.cache_folder() / f"{name}.ready"
     if marker.exists():
         _compile(load)
         return
