@@ -8,7 +8,6 @@ import importlib.util
 import json
 import os
 import platform
-import resource
 import shutil
 import socket
 import subprocess
@@ -82,7 +81,7 @@ def examine(*, run: bool = True) -> list[Finding]:
     for probe in probes:
         try:
             findings += probe()
-        except (OSError, ValueError, GfkernelsError, subprocess.SubprocessError) as error:
+        except (OSError, ValueError, ImportError, GfkernelsError, subprocess.SubprocessError) as error:
             name = probe.__name__.replace("_", " ")
             findings.append(Finding(name, name, FAIL, f"could not be looked at: {type(error).__name__}: {error}"))
     return findings
@@ -185,6 +184,8 @@ def processor() -> list[Finding]:
 
 def memory() -> list[Finding]:
     """Shared memory and its limits."""
+    import resource
+
     from gfkernels.transport import arena_map, arena_memory
 
     topic = "memory"

@@ -88,7 +88,7 @@ def parse_nbytes(text: str, option: str) -> int:
     word = text.strip().upper().removesuffix("B").removesuffix("I")
     unit = word[-1:] if word[-1:] in ("K", "M", "G") else ""
     digits = word.removesuffix(unit) if unit else word
-    if not digits.isdecimal() or int(digits) < 1:
+    if not (digits.isascii() and digits.isdecimal()) or int(digits) < 1:
         raise UsageError(f"{option} {text}: expected a number of bytes such as 8, 64K, 16M or 1G")
     return int(digits) * _UNITS[unit]
 
@@ -99,8 +99,8 @@ def sweep(first: int, last: int, factor: float) -> list[int]:
     Raises:
         UsageError: they do not end, or there is none.
     """
-    if not factor > 1:
-        raise UsageError(f"-f {factor:g}: sizes grow by this factor, so it must be above 1")
+    if not 1 < factor < math.inf:
+        raise UsageError(f"-f {factor:g}: sizes grow by this factor, so it must be a number above 1")
     if first > last:
         raise UsageError(f"-b {first} is above -e {last}: the sweep goes from -b up to -e")
     sizes = [first]

@@ -57,7 +57,9 @@ def plot(rows: Sequence[Row], path: str, comm: Any, about: str) -> None:
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8, colors=_INK)
-    times.legend(fontsize=8, frameon=False, loc="upper left")
+    lines, labels = times.get_legend_handles_labels()
+    # Above the axes: wherever it lay inside, some curve would pass under it.
+    figure.legend(lines, labels, fontsize=8, frameon=False, loc="outside upper right", ncols=len(labels))
     there = machine()
     figure.suptitle(f"{about}, {comm.size} ranks over {comm.transport}", x=0.01, ha="left", fontsize=12, color=_INK)
     note = f"{there['cpu']}, {there['cores']:g} cores · medians of one run, peers in turns"

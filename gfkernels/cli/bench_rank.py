@@ -97,8 +97,9 @@ class _Reporter:
 
 
 def _common_seed(comm: gf.Communicator) -> int:
-    seed = np.array([int.from_bytes(os.urandom(4), "little")], np.int64)
-    comm.broadcast(seed)
+    # An allreduce, which every plan can do, where a broadcast would be natural.
+    seed = np.array([int.from_bytes(os.urandom(4), "little") if comm.rank == 0 else 0], np.int64)
+    comm.allreduce(seed)
     return int(seed[0])
 
 

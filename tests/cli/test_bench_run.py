@@ -1,0 +1,218 @@
+"""Owns the tests of the benchmark with real ranks: table, JSON, picture, exit codes, and being a rank itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gfkernels as gf
+from gfkernels.cli.bench_measure import Bench, Effort
+from gfkernels.cli.bench_options import Options
+from gfkernels.cli.bench_rank import take_part
+from gfkernels.cli.bench_report import Table, json_line, number, side_by_side
+from gfkernels.cli.bench_subjects import Ours
+
+Run = Callable[..., Any]
+QUICK = ("--iters", "3", "--warmup", "1")
+
+
+def rows(text: str) -> list[list[str]]:
+    """The table's lines, as cells."""
+    return [line.split() for line in text.splitlines() if re.match(r"\s*(\d+|-)\s+(\d+|-)\s+\w", line)]
+
+
+def test_the_table(gfkernels: Run) -> None:
+    done = gfkernels("bench", "-n", "2", "-b", "8", "-e", "64K", "-f", "8192", *QUICK)
+    assert done.code == 0, done.err
+    head = next(line for line in done.out.splitlines() if "algbw" in line)
+    assert head.split()[1:10] == ["size", "count", "type", "op", "by", "time", "loop", "algbw", "busbw"]
+    assert "#wrong" in head
+    found = rows(done.out)
+    assert [(row[0], row[1], row[4]) for row in found] == [
+        ("8", "2", "registered"), ("8", "2", "ordinary"), ("65536", "16384", "registered"),
+        ("65536", "16384", "ordinary"),
+    ]  # fmt: skip
+    assert [row[9] for row in found] == ["0"] * 4
+    # The hash of the plan that ran, the same for the same plan.
+    assert all(re.fullmatch(r"[0-9a-f]{16}", row[-1]) for row in found)
+    assert found[0][-2:] == found[1][-2:] and found[0][-2] == "direct.inline"
+    assert found[2][-2] == "direct.registered"
+    assert "2 ranks over shm" in done.out and "every element right" in done.out
+    assert done.err == ""
+
+
+def test_json_lines_say_where_they_come_from(gfkernels: Run, tmp_path: Path) -> None:
+    words = ("bench", "-n", "2", "-b", "1K", "-e", "1K", "--memory", "registered", "--plan", "ring", "--json", "out.json")
+    for _ in range(2):
+        assert gfkernels(*words, *QUICK).code == 0
+    first, second = (json.loads(line) for line in (tmp_path / "out.json").read_text().splitlines())
+    assert first["plan_hash"] == second["plan_hash"]
+    assert first["config"] == {"plan": "ring"} and first["transport"] == "shm"
+    assert first["ranks"] == 2 and first["size_bytes"] == 1024 and first["wrong"] == 0
+    assert set(first["versions"]) == {"gfkernels", "python", "numba", "llvmlite", "numpy", "ml_dtypes"}
+    assert first["machine"]["cores"] > 0 and first["machine"]["cpu"]
+    assert first["commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", first["commit"])
+    times = first["time_us"]
+    assert 0 < times["min"] <= times["median"] <= times["p95"]
+    assert "secret" not in json.dumps(first)
+
+
+def test_json_on_stdout_is_nothing_but_json(gfkernels: Run) -> None:
+    done = gfkernels("bench", "-n", "2", "-b", "64", "-e", "64", "--json", "-", *QUICK)
+    assert done.code == 0
+    assert [json.loads(line)["by"] for line in done.out.splitlines()] == ["registered", "ordinary"]
+    assert "every element right" in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("reduce_scatter", "-d", "bfloat16", "-o", "mean"),
+        ("allgather", "-d", "int8"),
+        ("broadcast", "-d", "bool"),
+        ("allreduce", "--out-of-place", "-d", "float64", "-o", "min"),
+        ("allreduce", "--persistent", "-d", "uint16", "-o", "prod"),
+        ("allreduce", "--transport", "tcp", "--wire", "float16"),
+        ("barrier",),
+    ],
+    ids=lambda words: words[0] + (words[1] if len(words) > 1 else ""),
+)
+def test_what_can_be_measured(gfkernels: Run, words: tuple[str, ...]) -> None:
+    done = gfkernels("bench", *words, "-n", "3", "-b", "1000", "-e", "200K", "-f", "200", *QUICK)
+    assert done.code == 0, done.err
+    if words[0] != "barrier":
+        assert "4 rows, every element right" in done.out
+    assert ("over tcp" in done.out) == ("tcp" in words)
+
+
+def test_one_rank(gfkernels: Run) -> None:
+    done = gfkernels("bench", "-n", "1", "-b", "64", "-e", "64", *QUICK)
+    assert done.code == 0, done.err
+    assert "1 rank over self" in done.out
+
+
+def test_as_a_rank_of_a_job(gfkernels: Run) -> None:
+    words = ("-m", "gfkernels", "bench", "-b", "64", "-e", "64", "--memory", "ordinary")
+    done = gfkernels("run", "-n", "2", "--no-tag-output", *words, *QUICK)
+    assert done.code == 0, done.err
+    assert len(rows(done.out)) == 1
+    done = gfkernels("run", "-n", "2", *words, "-n", "5")
+    assert done.code == 2
+    assert "-n 5: this process is a rank of a job of 2" in done.err
+
+
+def test_a_plan_that_cannot_do_it_is_one_message(gfkernels: Run) -> None:
+    done = gfkernels("bench", "allgather", "-n", "2", "-e", "64", "--plan", "recursive_doubling", *QUICK)
+    assert done.code == 2
+    assert done.err.count("does allreduce only, not allgather") == 1
+    assert "Traceback" not in done.err
+
+
+def test_arrays_that_do_not_fit_are_refused(gfkernels: Run) -> None:
+    done = gfkernels("bench", "-n", "2", "-b", "8000G", "-e", "8000G")
+    assert done.code == 2
+    assert "Take a smaller -e" in done.err
+
+
+def test_the_picture(gfkernels: Run, tmp_path: Path) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed (gfkernels[plot])")
+    for name, start in (("p.svg", b"<?xml"), ("p.png", b"\x89PNG")):
+        done = gfkernels("bench", "-n", "2", "-b", "64", "-e", "4K", "-f", "8", "--plot", name, *QUICK)
+        assert done.code == 0, done.err
+        assert (tmp_path / name).read_bytes().startswith(start)
+    assert done.err == ""
+
+
+def test_gloo_beside_ours(gfkernels: Run) -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    done = gfkernels("bench", "-n", "2", "-b", "4K", "-e", "4K", "--peers", *QUICK)
+    assert done.code == 0, done.err
+    assert "gloo" in [row[4] for row in rows(done.out)]
+    assert "side by side" in done.out
+
+
+@pytest.fixture
+def alone() -> Any:
+    """A communicator of one rank."""
+    with gf.init(rank=0, size=1) as comm:
+        yield comm
+
+
+def test_a_wrong_result_is_told_and_ends_with_1(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    honest = Ours.open
+
+    def lying(self: Ours, case: Any) -> Any:
+        source, target, call = honest(self, case)
+
+        def wrong() -> None:
+            call()
+            target[1] += 3
+
+        return source, target, wrong
+
+    monkeypatch.setattr(Ours, "open", lying)
+    assert take_part(Options(first="64", last="64", iters=2, memory="ordinary")) == 1
+    shown = capsys.readouterr().out
+    assert "WRONG: 1 elements in 1 of 1 rows" in shown
+
+
+def test_without_checking_no_row_claims_to_be_right(capsys: Any) -> None:
+    assert take_part(Options(first="64", last="64", iters=2, check=False)) == 0
+    shown = capsys.readouterr().out
+    assert "results were not checked" in shown
+    assert [row[9] for row in rows(shown)] == ["-", "-"]
+
+
+def test_as_many_calls_as_asked_for(alone: Any) -> None:
+    bench = Bench(alone, [Ours(alone, "ordinary", False)], Effort(iters=7))
+    (row,) = bench.measure(Options().case(1, 0).sized(64))
+    assert len(row.times_us) == 7
+    assert row.loop_us is not None and row.loop_us > 0
+    bench = Bench(alone, [Ours(alone, "ordinary", False)], Effort(loop=False))
+    (row,) = bench.measure(Options().case(1, 0).sized(64))
+    assert 10 <= len(row.times_us) <= 500
+    assert row.loop_us is None
+
+
+def test_lines_stay_in_their_columns(alone: Any) -> None:
+    bench = Bench(alone, [Ours(alone, "ordinary", False)], Effort(iters=3))
+    (row,) = bench.measure(Options().case(1, 0).sized(64))
+    table = Table(with_ratio=True)
+    names, units = table.heading()
+    line = table.line(row, row)
+    assert names.index("time") + 4 == units.index("(us)") + 4 == line.index(number(row.median_us)) + len(
+        number(row.median_us)
+    )  # fmt: skip
+    assert json.loads(json_line(row, alone, {"persistent": False}))["transport"] == "self"
+    assert side_by_side([row, row]) == []
+    assert np.isfinite(row.algbw) and row.busbw == 0
+
+
+def test_ranks_with_other_bits_are_told(monkeypatch: pytest.MonkeyPatch, alone: Any) -> None:
+    """Within what rounding allows, but not the same on all ranks: made by a peer whose digest is another."""
+    reduce = type(alone).allreduce
+
+    def with_peer(self: Any, x: Any, op: str = "sum", **more: Any) -> Any:
+        if op == "max" and x.dtype == np.int64:
+            x[1] += 1
+        return reduce(self, x, op, **more)
+
+    monkeypatch.setattr(type(alone), "allreduce", with_peer)
+    bench = Bench(alone, [Ours(alone, "ordinary", False)], Effort(iters=3))
+    (row,) = bench.measure(Options().case(1, 0).sized(64))
+    assert row.wrong == 1
+
+
+def test_plans_that_do_only_allreduce(gfkernels: Run) -> None:
+    done = gfkernels("bench", "-n", "2", "-b", "64", "-e", "64", "--plan", "recursive_doubling", *QUICK)
+    assert done.code == 0, done.err
+    assert {row[-2] for row in rows(done.out)} == {"recursive_doubling"}
