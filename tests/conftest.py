@@ -1,8 +1,10 @@
-"""Owns what all tests share: skips are listed with their reasons, and are failures where the capability is required."""
+"""Owns what all tests share: a warm cache of compiled code, and skips that are listed, or refused, with their reason."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -10,7 +12,9 @@ from typing import Any
 
 import pytest
 
-_ROOT = Path(__file__).parent.parent
+_WARM_UP = Path(__file__).with_name("warm_up.py")
+_COLD_S = 300
+"""Compiling everything takes about 30 s of one core."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,6 +24,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help='words, separated by commas: a skip whose reason or test name contains one is a failure; "all": any skip '
         "is. Default: $GFTEST_REQUIRE",
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compiles once, before xdist's workers would all do it at the same time and run into each other's deadlines."""
+    if hasattr(session.config, "workerinput") or not getattr(session.config.option, "numprocesses", None):
+        return
+    command = [sys.executable, "-m", "gfkernels", "run", "-n", "2", "--timeout", str(_COLD_S), str(_WARM_UP)]
+    root = _WARM_UP.parent.parent
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise pytest.UsageError(f"two ranks could not reduce 8 numbers, so no test will:\n{done.stdout}{done.stderr}")
 
 
 def _required(config: pytest.Config, text: str) -> str | None:
