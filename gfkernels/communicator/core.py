@@ -15,7 +15,7 @@ from gfkernels.communicator.site import Site
 from gfkernels.config import Config
 from gfkernels.engine.context import Code, Ctx, Kind, Owner, Phase
 from gfkernels.engine.executor import blocked_on, reenter
-from gfkernels.errors import CommunicatorBroken, PeerLostError, UsageError, WaitTimeout
+from gfkernels.errors import PeerLostError, UsageError, WaitTimeout
 
 _HISTORY: Final = 256
 _SLICE_NS: Final = 50_000_000

@@ -164,7 +164,7 @@ class Programs:
             kind: choose.choose(
                 request.collective,
                 size=terrain.size,
-                count=request.count,
+                count=request.elements,
                 itemsize=dtype.itemsize,
                 wire_itemsize=(wire or dtype).itemsize,
                 wired=wire is not None,
@@ -185,11 +185,11 @@ class Programs:
         builders: dict[Kind, Callable[[], Plan]] = {kind: _Builder(c, terrain.rank) for kind, c in choices.items()}
         program = Program(request, terrain, words, builders, keep=[words, *rows])
         elements = {
-            "allgather": terrain.size * request.count,
-            "reduce_scatter": request.count // terrain.size,
-            "allreduce": request.count if request.out else 0,
+            "allgather": terrain.size * request.elements,
+            "reduce_scatter": request.elements // terrain.size,
+            "allreduce": request.elements if request.out else 0,
         }
-        words[Prog.X_NBYTES] = request.count * dtype.itemsize
+        words[Prog.X_NBYTES] = request.elements * dtype.itemsize
         words[Prog.OUT_NBYTES] = elements.get(request.collective, 0) * dtype.itemsize
         words[Prog.USES_ARRAYS] = some.reaches_arrays
         # The settings are agreed through the names of all plans: ranks with others would not fit together.
@@ -251,7 +251,7 @@ class Programs:
     def _finish(self, program: Program, rows: Sequence[npt.NDArray[Any]], signature: int, *, n_arrays: int) -> None:
         words, request = program.words, program.request
         words[Prog.SIGNATURE] = signature
-        words[Prog.CODE], words[Prog.COUNT] = request.code, request.count
+        words[Prog.CODE], words[Prog.COUNT] = request.code, request.elements
         words[Prog.N_ARRAYS], words[Prog.KERNELS] = n_arrays, rows[0].ctypes.data
         words[Prog.HAS_ENTER] = self.terrain.same_host
         program.address = int(words.ctypes.data)

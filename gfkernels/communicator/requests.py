@@ -22,7 +22,7 @@ class Request(NamedTuple):
         op: the reduction; SUM where nothing is reduced.
         dtype: of the elements; None for a barrier.
         wire: dtype that travels, None: the array's own.
-        count: elements of the input.
+        elements: of the input.
         out: whether the result of an allreduce goes to another array: on all ranks or on none.
         root: of a broadcast.
     """
@@ -31,7 +31,7 @@ class Request(NamedTuple):
     op: ReduceOp = ReduceOp.SUM
     dtype: DType | None = None
     wire: DType | None = None
-    count: int = 0
+    elements: int = 0
     out: bool = False
     root: int = 0
 
@@ -44,7 +44,7 @@ class Request(NamedTuple):
 
     def signature(self, *agreed: object) -> int:
         """A positive 62-bit number that differs where requests, or other things to be agreed, differ."""
-        text = repr((self.code, self.count, self.root, self.out, *agreed))
+        text = repr((self.code, self.elements, self.root, self.out, *agreed))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 2
 
     def row(self) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Request(NamedTuple):
         if self.collective in REDUCING:
             row["op"] = self.op.label
         if self.dtype is not None:
-            row |= {"dtype": self.dtype.name, "count": self.count}
+            row |= {"dtype": self.dtype.name, "count": self.elements}
         if self.wire is not None:
             row["wire"] = self.wire.name
         if self.collective == "broadcast":
