@@ -38,6 +38,8 @@ RING_MIN_SEGMENT_NBYTES: Final = 4096
 MAX_ROWS: Final = 1 << 17
 """A plan that would have more rows gets longer segments, as far as staging allows: a row and its spans cost about 200
 bytes and 3 us, and the plan for an array of many GiB should stay within 25 MB and half a second."""
+ROWS_LIMIT: Final = 1 << 22
+"""More rows than this are refused: the plan alone would take a GB."""
 DOUBLING_NBYTES: Final = 32 << 10
 """Up to here on the wire (for 4 ranks or more) latency counts: log2 N exchanges against 2(N - 1) hops. A ring moves
 2(N - 1)/N of the array, doubling log2 N of it; at 10 Gbit/s and 30 us a hop they meet near this size for 4 ranks."""
@@ -137,7 +139,7 @@ def choose(
         cma_min_bytes: an allreduce of less goes through STAGE where the variant is "cma"; 0: none does.
 
     Raises:
-        UsageError: the configured plan cannot do this collective here.
+        UsageError: the configured plan cannot do this collective here, or would be too long.
     """
     if plan not in PLANS:
         raise UsageError(f"plan={plan!r}: expected one of {', '.join(PLANS)}")
@@ -192,10 +194,12 @@ def _direct(
     if variant == "cma":
         nbytes = segment_bytes or max(CMA_SEGMENT_NBYTES, 2 * count * itemsize // MAX_ROWS)
         arguments["segment_elements"] = _even(-(-count // size), nbytes // itemsize, align)
+        _check_rows_limit(count, -(-count // size), arguments["segment_elements"], 2 * size)
     if variant == "staged":
         nbytes = segment_bytes or max(STAGED_SEGMENT_NBYTES, (size + 4) * count * wire // MAX_ROWS)
         arguments["segment_elements"] = _even(count, min(nbytes, staging_bytes // STAGED_SLOTS) // wire, align)
         arguments["slots"] = STAGED_SLOTS
+        _check_rows_limit(count, count, arguments["segment_elements"], size + 4)
     arguments["variant"] = variant
     builder = getattr(direct, collective)
     return _choice(builder, size, count, wired, variant in ("registered", "cma"), **arguments)
@@ -220,9 +224,11 @@ def _ring(
     direct_write = not wired and not same_host
     unbounded = direct_write and collective in ("allgather", "broadcast")
     limit = (segment_bytes or wanted) if unbounded else staging_bytes // (n_lanes * (RING_SLOTS + 1))
+    segment = _even(chunk, min(segment_bytes or wanted, limit) // wire, align, n_lanes)
+    _check_rows_limit(count, chunk, segment, 4 * hops)
     arguments: dict[str, Any] = {
         "enter": same_host,
-        "segment_elements": _even(chunk, min(segment_bytes or wanted, limit) // wire, align, n_lanes),
+        "segment_elements": segment,
         "lanes": n_lanes,
         "slots": RING_SLOTS,
     }
@@ -237,6 +243,15 @@ def _ring(
         arguments["direct_write"] = direct_write
         packed = wired
     return _choice(getattr(ring, collective), size, count, packed, False, **arguments)
+
+
+def _check_rows_limit(count: int, length: int, segment: int, rows_each: int) -> None:
+    rows = -(-length // segment) * rows_each
+    if rows > ROWS_LIMIT:
+        raise UsageError(
+            f"an array of {count} elements in segments of {segment} makes a plan of about {rows} rows, at most "
+            f"{ROWS_LIMIT} are allowed. Raise segment_bytes or staging_bytes, or split the array"
+        )
 
 
 def _even(length: int, most: int, align: int, turns: int = 1) -> int:

@@ -1,48 +1,54 @@
-"""Owns the picture of a plan: ranks and lanes against time, segments by colour, messages as arrows; and a text table."""
+"""Owns the picture of a plan: ranks and lanes against time, segments by colour, messages as arrows."""
 
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-from xml.sax.saxutils import escape
+from typing import Final
 
-from gfkernels.errors import UnavailableError, UsageError
+from gfkernels.errors import UsageError
+from gfkernels.plan.canvas import FONT_PX, Box, Line, Shape, Text, to_png, to_svg
 from gfkernels.plan.model import EVERYONE, Plan
-from gfkernels.plan.timeline import LATENCY, Bar, span, timeline
-from gfkernels.types import N_BUFFERS, Buffer, StepOp
+from gfkernels.plan.timeline import LATENCY, Bar, Numbering, span, timeline
+from gfkernels.types import StepOp
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-_LEFT: Final = 92
-_TOP: Final = 74
-_LANE_PX: Final = 26
-_BAND_GAP_PX: Final = 16
-_PLOT_PX: Final = 1060
+MOST_UNITS: Final = 240.0
+"""Time that a picture shows at most, in unit costs: a bar is then four pixels wide."""
+SIGNS: Final = {StepOp.COMBINE: "+", StepOp.COPY: "=", StepOp.PUT: "→", StepOp.GET: "←"}
+_WORDS: Final = {StepOp.COMBINE: "combine", StepOp.COPY: "copy", StepOp.PUT: "put", StepOp.GET: "get"}
+_STRENGTH: Final = {StepOp.COMBINE: 1.0, StepOp.COPY: 0.45, StepOp.PUT: 0.72, StepOp.GET: 0.72}
+"""How strong an operation's colour is; the rest is white."""
+_LEFT: Final = 92.0
+_RIGHT: Final = 24.0
+_PLOT_PX: Final = 1060.0
+_LANE_PX: Final = 26.0
+_BAND_GAP_PX: Final = 18.0
+_LEGEND_TOP: Final = 36.0
+_LEGEND_ROW_PX: Final = 22.0
+_CHARACTER_PX: Final = 6.6
+"""Width of a character of the legend's font, generously."""
 _ENTER_FILL: Final = "#3b4252"
+_GREY: Final = "#8e9db3"
+_FAINT: Final = "#666666"
+_ARROW: Final = "#444444"
+_WAITING: Final = "#9aa0a8"
 _MAX_ARROWS: Final = 1500
-_LABELS: Final = {StepOp.COMBINE: "+", StepOp.COPY: "=", StepOp.PUT: "→", StepOp.GET: "←"}
-_LEGEND: Final = (
-    ("+", "combine", 1.0),
-    ("=", "copy", 0.5),
-    ("→", "put", 0.75),
-    ("←", "get", 0.75),
-)
-_OPEN: Final = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-    'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="11">'
-    '<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
-    '<path d="M0,0 L6,3 L0,6 z" fill="#333"/></marker></defs>'
-)
-_OPACITY: Final = {StepOp.COMBINE: 1.0, StepOp.COPY: 0.5, StepOp.PUT: 0.75, StepOp.GET: 0.75}
+_MAX_SIGNALS: Final = 150
 
 
-def colour(segment: int) -> str:
-    """A colour per segment; neighbours differ much (golden angle)."""
-    red, green, blue = colorsys.hls_to_rgb(segment * 0.381966 % 1.0, 0.62 if segment % 2 else 0.54, 0.58)
-    return f"#{round(255 * red):02x}{round(255 * green):02x}{round(255 * blue):02x}"
+def colour(part: int, strength: float = 1.0) -> str:
+    """A colour per part; neighbours differ much (golden angle)."""
+    rgb = colorsys.hls_to_rgb(part * 0.381966 % 1.0, 0.64 if part % 2 else 0.57, 0.58)
+    return _mixed(rgb, strength)
+
+
+def _mixed(rgb: Iterable[float], strength: float) -> str:
+    return "#" + "".join(f"{round(255 * (1 - strength * (1 - value))):02x}" for value in rgb)
+
+
+def _grey(strength: float) -> str:
+    return _mixed([int(_GREY[i : i + 2], 16) / 255 for i in (1, 3, 5)], strength)
 
 
 def draw(plans: Sequence[Plan], path: str | Path) -> None:
@@ -53,33 +59,56 @@ def draw(plans: Sequence[Plan], path: str | Path) -> None:
         path: where to; `.svg` needs nothing else, `.png` needs matplotlib.
 
     Raises:
-        UsageError: another suffix.
+        UsageError: another suffix, or a place that cannot be written.
         UnavailableError: PNG without matplotlib.
     """
     path = Path(path)
-    if path.suffix == ".svg":
-        path.write_text(svg(plans), encoding="utf-8")
-    elif path.suffix == ".png":
-        _png(plans, path)
-    else:
+    if path.suffix not in (".svg", ".png"):
         raise UsageError(f"cannot draw to {path.name!r}: expected a name that ends in .svg or .png")
+    shapes, width, height = picture(plans)
+    try:
+        if path.suffix == ".svg":
+            path.write_text(to_svg(shapes, width, height), encoding="utf-8")
+        else:
+            to_png(shapes, width, height, path)
+    except OSError as error:
+        raise UsageError(f"cannot draw to {str(path)!r}: {error.strerror or error}") from None
+
+
+def svg(plans: Sequence[Plan]) -> str:
+    """The picture as SVG text."""
+    return to_svg(*picture(plans))
+
+
+def heading(plan: Plan) -> tuple[str, str]:
+    """What a plan is: (in short, its parameters and hash)."""
+    shown = []
+    for key, value in plan.parameters:
+        if value is True:
+            shown.append(key)
+        elif value is not False and not isinstance(value, tuple):
+            shown.append(f"{key} {value}")
+    arrays = f" in {len(plan.parameter('counts'))} arrays" if plan.collective == "allreduce_many" else ""
+    ranks = f"{plan.size} rank{'s' if plan.size > 1 else ''}"
+    return f"{plan.name} {plan.collective}, {ranks}, {plan.count} elements{arrays}", ", ".join(
+        [*shown, f"plan {plan.hash}"]
+    )
 
 
 def title(plan: Plan) -> str:
     """One line on what a plan is."""
-    shown = ", ".join(f"{key}={value}" for key, value in plan.parameters if key not in ("counts", "items", "wires"))
-    return f"{plan.name} {plan.collective}, {plan.size} ranks, {plan.count} elements ({shown}) · plan {plan.hash}"
+    return "{}: {}".format(*heading(plan))
 
 
 class _Layout:
     """Where a time and a lane lie on the picture."""
 
-    def __init__(self, plans: Sequence[Plan], bars: Sequence[Bar]) -> None:
-        self.total = span(bars)
+    def __init__(self, plans: Sequence[Plan], bars: Sequence[Bar], top: float, cut: bool) -> None:
+        self.total = min(span(bars), MOST_UNITS) if cut else span(bars)
         self.scale = _PLOT_PX / self.total
         self.tops: dict[tuple[int, int], float] = {}
         self.bands: list[tuple[int, float, float]] = []
-        y = float(_TOP)
+        y = self.top = top
         for plan in plans:
             first = y
             for lane in range(max(1, plan.n_lanes)):
@@ -87,211 +116,142 @@ class _Layout:
                 y += _LANE_PX
             self.bands.append((plan.rank, first, y))
             y += _BAND_GAP_PX
-        self.height = y + 34
-        self.width = _LEFT + _PLOT_PX + 24
+        self.bottom = y - _BAND_GAP_PX + 6
 
     def x(self, time: float) -> float:
-        return _LEFT + time * self.scale
+        return _LEFT + min(time, self.total) * self.scale
 
 
-def svg(plans: Sequence[Plan]) -> str:
-    """The picture as SVG text."""
-    bars = timeline(plans)
-    at = _Layout(plans, bars)
-    out = [
-        _OPEN.format(width=f"{at.width:.0f}", height=f"{at.height:.0f}"),
-        f'<rect width="{at.width:.0f}" height="{at.height:.0f}" fill="#ffffff"/>',
-        _heading(plans[0]),
-        *_legend(),
-    ]
-    for rank, top, bottom in at.bands:
-        out.append(
-            f'<rect x="{_LEFT}" y="{top:.1f}" width="{_PLOT_PX}" height="{bottom - top:.1f}" fill="#f4f5f7"/>'
-            f'<text x="14" y="{(top + bottom) / 2 + 4:.1f}" font-weight="bold">rank {rank}</text>'
-        )
-    for (_, lane), top in at.tops.items():
-        out.append(
-            f'<text x="{_LEFT - 8}" y="{top + 17:.1f}" fill="#777" text-anchor="end" font-size="9">{lane}</text>'
-        )
-    out += _axis(at)
-    out += [_bar(bar, at) for bar in bars]
-    arrows = [bar for bar in bars if bar.op == StepOp.PUT and bar.peer >= 0]
-    if len(arrows) <= _MAX_ARROWS:
-        opacity = 0.7 if len(arrows) < 120 else 0.3
-        out += [_arrow(bar, at, opacity) for bar in arrows]
-    out.append("</svg>")
-    return "\n".join(out) + "\n"
+def picture(plans: Sequence[Plan]) -> tuple[list[Shape], float, float]:
+    """(shapes, width, height) of all ranks' plans."""
+    bars = timeline(plans, until=MOST_UNITS)
+    cut = len(bars) < sum(len(plan.steps) for plan in plans)
+    numbering = Numbering.of(plans)
+    short, details = heading(plans[0])
+    width = _LEFT + _PLOT_PX + _RIGHT
+    shapes: list[Shape] = [Text(14, 24, short, 14, bold=True)]
+    details_at = 14 + 8.9 * len(short) + 14
+    shapes.append(Text(details_at, 24, _fitting(details, width - details_at - 14), colour=_FAINT))
+    legend, top = _legend(bars, numbering, len(plans), width)
+    shapes += legend
+    at = _Layout(plans, bars, top, cut)
+    for rank, first, last in at.bands:
+        shapes.append(Box(_LEFT, first, _PLOT_PX, last - first, "#f3f4f6"))
+        shapes.append(Text(14, (first + last) / 2 + 4, f"rank {rank}", bold=True))
+    for (rank, lane), y in at.tops.items():
+        if (rank, 1) in at.tops:
+            shapes.append(Text(_LEFT - 8, y + 17, f"lane {lane}", 9, "end", _FAINT))
+    shapes += _axis(at, cut)
+    # Below the bars, so that no label is crossed.
+    arrows = [_arrow(bar, peer, at) for bar, peer in _messages(bars, len(plans)) if bar.end + LATENCY <= at.total]
+    shapes += arrows if len(arrows) <= _MAX_ARROWS else []
+    for bar in bars:
+        shapes += _bar(bar, at, numbering.word)
+    return shapes, width, at.bottom + 44
 
 
-def _heading(plan: Plan) -> str:
-    name, _, rest = title(plan).partition(" (")
-    return (
-        f'<text x="14" y="24" font-size="14" font-weight="bold">{escape(name)}'
-        f'<tspan font-size="11" font-weight="normal" fill="#555" dx="8">({escape(_short(rest))}</tspan></text>'
-    )
+def _fitting(text: str, width: float) -> str:
+    most = max(4, int(width / _CHARACTER_PX))
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def _short(text: str, limit: int = 150) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _legend(bars: Sequence[Bar], numbering: Numbering, size: int, width: float) -> tuple[list[Shape], float]:
+    """(what the signs mean, as far as they occur; where the picture begins)."""
+    shapes: list[Shape] = []
+    x, y = 14.0, _LEGEND_TOP
+
+    def entry(swatch: float, text: str) -> float:
+        """Room for a swatch and its text; where it begins."""
+        nonlocal x, y
+        needs = swatch + 6 + _CHARACTER_PX * len(text) + 14
+        if x + needs > width:
+            x, y = 14.0, y + _LEGEND_ROW_PX
+        start = x
+        shapes.append(Text(start + swatch + 6, y + 11, text))
+        x += needs
+        return start
+
+    ops = {bar.op for bar in bars}
+    for op, sign in SIGNS.items():
+        if op in ops:
+            start = entry(18, _WORDS[op])
+            shapes += [
+                Box(start, y, 18, 14, _grey(_STRENGTH[op]), "#333333"),
+                Text(start + 9, y + 11, sign, anchor="middle"),
+            ]
+    if StepOp.ENTER in ops:
+        start = entry(18, "enter (all ranks meet)")
+        shapes.append(Box(start, y, 18, 14, _ENTER_FILL))
+    if any(bar.op == StepOp.WAIT and bar.end > bar.start for bar in bars):
+        start = entry(22, "waiting")
+        shapes.append(Line(start, y + 7, start + 22, y + 7, _WAITING, 1.4, dashed=True))
+    if _messages(bars, size):
+        start = entry(22, "message" if StepOp.PUT in ops else "signal")
+        shapes.append(Line(start, y + 7, start + 22, y + 7, _ARROW, 0.9, arrow=True))
+    parts = sorted({bar.part for bar in bars if bar.op in SIGNS})[:3]
+    if parts:
+        start = entry(20.0 * len(parts), f"colour and number: {numbering.word}")
+        for i, part in enumerate(parts):
+            shapes += [
+                Box(start + 20 * i, y, 18, 14, colour(part), "#333333"),
+                Text(start + 20 * i + 9, y + 11, str(part), 10, "middle"),
+            ]
+    return shapes, y + 32
 
 
-def _legend() -> list[str]:
-    out = []
-    x = 14.0
-    for sign, name, opacity in _LEGEND:
-        out.append(
-            f'<rect x="{x:.0f}" y="36" width="18" height="14" fill="{colour(1)}" fill-opacity="{opacity}" stroke="#333" '
-            f'stroke-width="0.6"/><text x="{x + 9:.0f}" y="47" text-anchor="middle">{sign}</text>'
-            f'<text x="{x + 23:.0f}" y="47">{name}</text>'
-        )
-        x += 92
-    out.append(f'<rect x="{x:.0f}" y="36" width="18" height="14" fill="{_ENTER_FILL}"/>')
-    out.append(f'<text x="{x + 23:.0f}" y="47">enter</text>')
-    x += 92
-    notes = "dotted: waiting · colour and number: segment · arrows: messages · time in unit costs of a full segment"
-    out.append(f'<text x="{x:.0f}" y="47" fill="#555">{notes}</text>')
-    return out
-
-
-def _axis(at: _Layout) -> list[str]:
-    bottom = at.height - 34
-    step = next(s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**4, 10**5, 10**6) if at.total / s <= 24)
-    out = []
+def _axis(at: _Layout, cut: bool) -> list[Shape]:
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 100) if at.total / s <= 24)
+    out: list[Shape] = []
     for tick in range(0, int(at.total) + 1, step):
         x = at.x(tick)
-        out.append(
-            f'<line x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="#d9dce1" stroke-width="0.7"/>'
-            f'<text x="{x:.1f}" y="{bottom + 16:.1f}" text-anchor="middle" fill="#555">{tick}</text>'
-        )
+        out.append(Line(x, at.top, x, at.bottom, "#d5d9df", 0.7))
+        out.append(Text(x, at.bottom + 15, str(tick), 10, "middle", _FAINT))
+    label = f"time: a full segment's work takes 1, a message {LATENCY}"
+    if cut:
+        label += f"; cut off at {MOST_UNITS:.0f}, the plan goes on"
+    out.append(Text(_LEFT, at.bottom + 33, label, 10, colour=_FAINT))
     return out
 
 
-def _bar(bar: Bar, at: _Layout) -> str:
+def _bar(bar: Bar, at: _Layout, word: str) -> list[Shape]:
+    if bar.start >= at.total:
+        return []
     top = at.tops[bar.rank, bar.lane]
-    x, width = at.x(bar.start), (bar.end - bar.start) * at.scale
-    tip = f"<title>rank {bar.rank}, row {bar.row}: {bar.op.name}, segment {bar.segment}, {bar.count} elements</title>"
+    x, width = at.x(bar.start), at.x(bar.end) - at.x(bar.start)
+    tip = f"rank {bar.rank}, row {bar.row}: {bar.op.name}, {word} {bar.part}, {bar.count} elements"
     if bar.op in (StepOp.SIGNAL, StepOp.WAIT):
         if width < 0.5:
-            return ""
+            return []
         y = top + _LANE_PX / 2
-        return (
-            f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x + width:.1f}" y2="{y:.1f}" stroke="#9aa0a8" stroke-width="1.4" '
-            f'stroke-dasharray="2 3">{tip}</line>'
-        )
+        tip = f"rank {bar.rank}, row {bar.row}: {bar.op.name}, peer {bar.peer if bar.peer >= 0 else 'all'}"
+        return [Line(x, y, x + width, y, _WAITING, 1.4, dashed=True, tip=tip)]
     if bar.op == StepOp.ENTER:
-        return (
-            f'<rect x="{x:.1f}" y="{top + 2:.1f}" width="{max(2.0, width):.1f}" height="{_LANE_PX - 4}" fill="{_ENTER_FILL}">'
-            f"{tip}</rect>"
-        )
-    text = ""
-    if width > 9:
-        label = f"{_LABELS[bar.op]}{bar.segment}" if width > 22 else _LABELS[bar.op]
-        text = f'<text x="{x + width / 2:.1f}" y="{top + 17:.1f}" text-anchor="middle" font-size="10">{label}</text>'
-    return (
-        f'<rect x="{x:.1f}" y="{top + 3:.1f}" width="{width:.1f}" height="{_LANE_PX - 6}" fill="{colour(bar.segment)}" '
-        f'fill-opacity="{_OPACITY[bar.op]}" stroke="#333" stroke-width="0.6">{tip}</rect>{text}'
-    )
+        return [Box(x, top + 3, max(2.0, width), _LANE_PX - 6, _ENTER_FILL, tip=f"rank {bar.rank}: ENTER")]
+    shapes: list[Shape] = [
+        Box(x, top + 3, width, _LANE_PX - 6, colour(bar.part, _STRENGTH[bar.op]), "#333333", tip),
+    ]
+    for label in (f"{SIGNS[bar.op]}{bar.part}", SIGNS[bar.op]):
+        if width > 0.72 * FONT_PX * len(label) + 2:
+            shapes.append(Text(x + width / 2, top + 17, label, 10, "middle"))
+            break
+    return shapes
 
 
-def _arrow(bar: Bar, at: _Layout, opacity: float) -> str:
-    lane = bar.lane if (bar.peer, bar.lane) in at.tops else 0
-    down = at.tops[bar.peer, lane] > at.tops[bar.rank, bar.lane]
+def _messages(bars: Sequence[Bar], size: int) -> list[tuple[Bar, int]]:
+    """(row, to whom): PUTs, or where there are none, a moderate number of SIGNALs."""
+    puts = [(bar, bar.peer) for bar in bars if bar.op == StepOp.PUT]
+    if puts:
+        return puts
+    signals = [bar for bar in bars if bar.op == StepOp.SIGNAL]
+    each = [
+        (bar, q) for bar in signals for q in (range(size) if bar.peer == EVERYONE else (bar.peer,)) if q != bar.rank
+    ]
+    return each if len(each) <= _MAX_SIGNALS else []
+
+
+def _arrow(bar: Bar, peer: int, at: _Layout) -> Line:
+    lane = bar.lane if (peer, bar.lane) in at.tops else 0
+    down = at.tops[peer, lane] > at.tops[bar.rank, bar.lane]
     y1 = at.tops[bar.rank, bar.lane] + (_LANE_PX - 3 if down else 3)
-    y2 = at.tops[bar.peer, lane] + (3 if down else _LANE_PX - 3)
-    return (
-        f'<line x1="{at.x(bar.end):.1f}" y1="{y1:.1f}" x2="{at.x(bar.end + LATENCY):.1f}" y2="{y2:.1f}" stroke="#333" '
-        f'stroke-width="0.9" stroke-opacity="{opacity}" marker-end="url(#tip)"/>'
-    )
-
-
-def _png(plans: Sequence[Plan], path: Path) -> None:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UnavailableError(
-            "drawing a PNG needs matplotlib, which is not installed", "Install gfkernels[plot], or draw to a .svg file"
-        ) from None
-    bars = timeline(plans)
-    at = _Layout(plans, bars)
-    figure: Any = Figure(figsize=(at.width / 90, at.height / 90), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for bar in bars:
-        y, height = at.tops[bar.rank, bar.lane] + 3, _LANE_PX - 6
-        if bar.op == StepOp.WAIT and bar.end > bar.start:
-            axes.plot([bar.start, bar.end], [y + height / 2] * 2, ":", color="#9aa0a8", lw=1.2)
-        elif bar.op in _OPACITY or bar.op == StepOp.ENTER:
-            fill = _ENTER_FILL if bar.op == StepOp.ENTER else colour(bar.segment)
-            look = {"facecolor": fill, "alpha": _OPACITY.get(bar.op, 1.0), "edgecolor": "#333", "linewidth": 0.5}
-            axes.broken_barh([(bar.start, bar.end - bar.start)], (y, height), **look)
-            if bar.op in _LABELS and (bar.end - bar.start) * at.scale > 22:
-                label = f"{_LABELS[bar.op]}{bar.segment}"
-                axes.text((bar.start + bar.end) / 2, y + height / 2, label, ha="center", va="center", fontsize=6)
-    arrows = [bar for bar in bars if bar.op == StepOp.PUT and bar.peer >= 0]
-    for bar in arrows if len(arrows) <= _MAX_ARROWS else ():
-        lane = bar.lane if (bar.peer, bar.lane) in at.tops else 0
-        ends = [at.tops[key] + _LANE_PX / 2 for key in ((bar.peer, lane), (bar.rank, bar.lane))]
-        style = {"arrowstyle": "->", "lw": 0.6, "color": "#333", "alpha": 0.6 if len(arrows) < 120 else 0.3}
-        axes.annotate("", (bar.end + LATENCY, ends[0]), (bar.end, ends[1]), arrowprops=style)
-    axes.set_yticks([(lo + hi) / 2 for _, lo, hi in at.bands], [f"rank {rank}" for rank, _, _ in at.bands])
-    axes.set_ylim(at.height - 34, _TOP - 8)
-    axes.set_xlim(0, at.total * 1.01)
-    axes.set_xlabel("time, in unit costs of a full segment")
-    axes.set_title(_short(title(plans[0])), fontsize=9)
-    figure.savefig(path)
-
-
-def table(plan: Plan, *, limit: int = 200) -> Table:
-    """One rank's rows for people.
-
-    Args:
-        plan: whose.
-        limit: rows shown at most.
-    """
-    from rich.box import SIMPLE_HEAD
-    from rich.markup import escape as escape_markup
-    from rich.table import Table
-
-    heading = f"rank {plan.rank}: {title(plan)}"
-    result = Table(
-        title=escape_markup(heading),
-        title_justify="left",
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    for name in ("row", "lane", "op", "peer", "ch", "value", "seg", "elements"):
-        result.add_column(name, justify="left" if name == "op" else "right", no_wrap=True)
-    result.add_column("from", overflow="fold")
-    result.add_column("to", overflow="fold")
-    for row, step in enumerate(plan.steps[:limit]):
-        op = StepOp(int(step["op"]))
-        peer, channel = int(step["peer"]), int(step["channel"])
-        n_src, n_dst = (int(step[f"n_{side}_wire"]) + int(step[f"n_{side}_array"]) for side in ("src", "dst"))
-        lane = "pre" if row < plan.n_pre else "" if op == StepOp.ENTER else str(step["lane"])
-        talks = op in (StepOp.PUT, StepOp.GET, StepOp.SIGNAL, StepOp.WAIT)
-        result.add_row(
-            str(row),
-            lane,
-            op.name,
-            ("all" if peer == EVERYONE else str(peer)) if talks else "",
-            str(channel) if talks and channel >= 0 else "",
-            str(step["value"]) if op == StepOp.WAIT else "",
-            str(step["segment"]),
-            str(step["count"]) if n_src else "",
-            _spans(plan, int(step["src"]), n_src),
-            _spans(plan, int(step["dst"]), n_dst),
-        )
-    if len(plan.steps) > limit:
-        result.caption = f"… and {len(plan.steps) - limit} rows more"
-    return result
-
-
-def _spans(plan: Plan, first: int, n: int) -> str:
-    shown = []
-    for rank, buffer, offset, count in plan.spans[first : first + n].tolist():
-        name = Buffer(buffer).name if buffer < N_BUFFERS else f"ARRAY{buffer - N_BUFFERS + 1}"
-        owner = "" if rank == plan.rank else f"{rank}:"
-        shown.append(f"{owner}{name}\\[{offset}:{offset + count}]")
-    return " ".join(shown)
+    y2 = at.tops[peer, lane] + (3 if down else _LANE_PX - 3)
+    return Line(at.x(bar.end), y1, at.x(bar.end + LATENCY), y2, _ARROW, 0.9, arrow=True)

@@ -31,6 +31,9 @@ MAX_RING_LANES: Final = N_CHANNELS // 2
 """Concurrent lanes that put to the same peer need a data and a credit counter each: a shared counter would not tell
 whose message has come."""
 
+MOST_ELEMENTS: Final = 1 << 59
+"""Of all ranks together: offsets in bytes fit in 63 bits."""
+
 Span = tuple[int, int, int, int]
 """(rank, buffer, offset, count) in elements of the buffer's dtype."""
 
@@ -112,6 +115,8 @@ class PlanBuilder:
             raise PlanError(f"rank {rank} of size {size}: expected 0 <= rank < size")
         if count < 0:
             raise PlanError(f"rank {rank}: count {count} is negative")
+        if count * size > MOST_ELEMENTS:
+            raise PlanError(f"rank {rank}: {count} elements of {size} ranks: at most {MOST_ELEMENTS} in all")
         self.name = name
         self.collective = collective
         self.rank = rank

@@ -6,14 +6,17 @@ arrives `LATENCY` after it was sent. Lanes run side by side.
 
 from __future__ import annotations
 
+import math
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from gfkernels.plan.model import EVERYONE, Plan, PlanError
-from gfkernels.types import StepOp
+from gfkernels.types import Buffer, StepOp
 
 LATENCY: Final = 0.25
 _LEAST: Final = 0.2
@@ -30,6 +33,7 @@ class Bar:
         op: what it does.
         start, end: when, in unit costs; a WAIT lasts while it waits.
         segment: of the pipeline.
+        part: the number people see, `Numbering` says of what.
         peer: the other rank, or -1.
         count: elements.
     """
@@ -41,12 +45,73 @@ class Bar:
     start: float
     end: float
     segment: int
+    part: int
     peer: int
     count: int
 
 
-def timeline(plans: Sequence[Plan]) -> list[Bar]:
+@dataclass(frozen=True)
+class Numbering:
+    """What tells the pieces of a plan apart, for colours and labels.
+
+    Attributes:
+        word: what the numbers count: "segment", "round", "block", "array" or "chunk".
+        parts: per rank, a number for each row.
+    """
+
+    word: str
+    parts: list[npt.NDArray[np.int64]]
+
+    @classmethod
+    def of(cls, plans: Sequence[Plan]) -> Numbering:
+        """Segments where there are several, else the chunks that an array is cut into."""
+        segments, arrays = (
+            np.unique(np.concatenate([plan.steps[name][_moves(plan)] for plan in plans]))
+            for name in ("segment", "array")
+        )
+        if len(arrays) > 1:
+            return cls("array", [plan.steps["array"] for plan in plans])
+        if len(segments) > 1:
+            pulls = plans[0].collective == "allgather" and plans[0].name != "direct.staged"
+            word = "block" if pulls and plans[0].name.startswith("direct") else "segment"
+            word = "round" if plans[0].name == "recursive_doubling" else word
+            return cls(word, [plan.steps["segment"] for plan in plans])
+        places = [_chunks(plan) for plan in plans]
+        known = sorted({place for chunks in places for place in chunks.tolist()})
+        return cls("chunk", [np.searchsorted(np.array(known or [0]), chunks) for chunks in places])
+
+
+def _moves(plan: Plan) -> npt.NDArray[np.bool_]:
+    return np.asarray(plan.steps["n_dst_wire"] + plan.steps["n_dst_array"] > 0)
+
+
+def _chunks(plan: Plan) -> npt.NDArray[np.int64]:
+    """Where in the whole array each row works; staged data are followed from where they were put in."""
+    whole = {int(Buffer.OUT)} if plan.collective == "allgather" else {int(Buffer.X)}
+    if plan.collective == "allreduce":
+        whole = {int(Buffer.X), int(Buffer.OUT)}
+    spans, staged = plan.spans.tolist(), dict[int, int]()
+    result = np.zeros(len(plan.steps), np.int64)
+    last = 0
+    for row, step in enumerate(plan.steps.tolist()):
+        n_src, n_dst = step[8] + step[9], step[11] + step[12]
+        touched = spans[step[7] : step[7] + n_src] + spans[step[10] : step[10] + n_dst] if n_dst else []
+        at = next((offset for _, buffer, offset, _ in touched if buffer in whole), None)
+        if at is None:
+            at = next((staged[s[2]] for s in touched if s[:2] == (plan.rank, Buffer.STAGE) and s[2] in staged), last)
+        for rank, buffer, offset, _ in touched:
+            if rank == plan.rank and buffer == Buffer.STAGE:
+                staged[offset] = at
+        result[row] = last = at
+    return result
+
+
+def timeline(plans: Sequence[Plan], *, until: float = math.inf) -> list[Bar]:
     """All ranks' rows in time.
+
+    Args:
+        plans: one per rank.
+        until: rows that would start later are left out, and rows that wait for them.
 
     Raises:
         PlanError: the plans deadlock.
@@ -58,11 +123,14 @@ def timeline(plans: Sequence[Plan]) -> list[Bar]:
     entered: dict[int, float] = {}
     bars: list[Bar] = []
     places = [_places(plan) for plan in plans]
+    parts = Numbering.of(plans).parts
 
     def step(plan: Plan, lane: int, row: int) -> bool:
         rank, item = plan.rank, plan.steps[row]
         op, peer, channel, count = StepOp(int(item["op"])), int(item["peer"]), int(item["channel"]), int(item["count"])
         start = now[rank][lane]
+        if start > until:
+            return False
         end = start
         if op == StepOp.ENTER:
             entered.setdefault(rank, start)
@@ -77,15 +145,15 @@ def timeline(plans: Sequence[Plan]) -> list[Bar]:
                 come = arrivals.get((q, rank, channel), [])
                 if len(come) < value:
                     return False
-                end = max(end, sorted(come)[value - 1])
+                end = max(end, come[value - 1])
         elif op in _COST:
             end = start + max(_LEAST, _COST[op] * count / longest)
         if op == StepOp.SIGNAL or (op == StepOp.PUT and channel >= 0):
             for q in range(size) if peer == EVERYONE else (peer,):
                 if q != rank:
-                    arrivals.setdefault((rank, q, channel), []).append(end + LATENCY)
+                    insort(arrivals.setdefault((rank, q, channel), []), end + LATENCY)
         now[rank][lane] = end
-        bars.append(Bar(rank, lane, row, op, start, end, int(item["segment"]), peer, count))
+        bars.append(Bar(rank, lane, row, op, start, end, int(item["segment"]), int(parts[rank][row]), peer, count))
         return True
 
     moved = True
@@ -104,7 +172,7 @@ def timeline(plans: Sequence[Plan]) -> list[Bar]:
                     moved = True
     for plan in plans:
         for row, end_row in places[plan.rank]:
-            if row < end_row:
+            if row < end_row and math.isinf(until):
                 raise PlanError(f"{plan.name} {plan.collective}: rank {plan.rank}, row {row}: deadlock")
     return bars
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from gfkernels.cli.plan import plan_command
 from gfkernels.errors import UnavailableError, UsageError
-from gfkernels.plan.draw import draw, svg, table
+from gfkernels.plan.draw import draw, svg
+from gfkernels.plan.text import chart, table
 from gfkernels.plan.timeline import span, timeline
 from gfkernels.types import StepOp
 
