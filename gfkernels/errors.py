@@ -52,7 +52,7 @@ class DeviceError(GfkernelsError):
 
 
 class WaitTimeout(GfkernelsError, TimeoutError):
-    """`Work.wait(timeout)` ran out; the operation itself goes on."""
+    """Time ran out: that of `Work.wait(timeout)`, and the call goes on; or `timeout_s`, and the communicator is broken."""
 
 
 class TransportError(GfkernelsError):

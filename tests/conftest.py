@@ -1,4 +1,4 @@
-"""Owns what all tests share: a warm cache of compiled code, and skips that are listed, or refused, with their reason."""
+"""Owns what all tests share: a warm cache of compiled code; skips that are listed, or refused, with reasons."""
 
 from __future__ import annotations
 

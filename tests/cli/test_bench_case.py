@@ -50,7 +50,7 @@ def reduced(of: Case, given: list[Array]) -> Array:
     kind = of.dtype.kind
     if kind != "f":
         return np.asarray(_NUMPY[of.op].reduce(given, dtype=of.dtype.numpy))
-    accumulator = np.float64 if of.dtype.itemsize == 8 else np.float32
+    accumulator: Any = np.float64 if of.dtype.itemsize == 8 else np.float32
     travelled = [array if of.wire is None else array.astype(of.wire.numpy) for array in given]
     total = travelled[0].astype(accumulator)
     for array in travelled[1:]:
