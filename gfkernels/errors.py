@@ -52,7 +52,7 @@ class DeviceError(GfkernelsError):
 
 
 class WaitTimeout(GfkernelsError, TimeoutError):
-    """Time ran out: that of `Work.wait(timeout)`, and the call goes on; or `timeout_s`, and the communicator is broken."""
+    """Time ran out: that of `Work.wait(timeout)`, and the call goes on; or `timeout_s`, and the communicator breaks."""
 
 
 class TransportError(GfkernelsError):
