@@ -17,6 +17,7 @@ from gfkernels.plan.model import Plan
 from gfkernels.types import DTYPES, Buffer, DType, ReduceOp
 
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "barrier")
+_WIRES: Final = ("float16", "bfloat16")
 _MOST_ROWS: Final = 400_000
 """Of all ranks together: building, checking and drawing more would take minutes."""
 _PIPED_COLUMNS: Final = 140
@@ -27,6 +28,19 @@ def _dtype(name: str) -> DType:
     if name not in DTYPES:
         raise UsageError(f"dtype {name!r}: expected one of {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def _check_arithmetic(op: ReduceOp, array: DType, wire: str | None) -> None:
+    if wire is not None and wire not in _WIRES:
+        raise UsageError(f"wire {wire!r}: expected one of {', '.join(_WIRES)}")
+    if wire is not None and array.kind != "f":
+        raise UsageError(f"wire {wire!r} with dtype {array.name!r}: only floating-point arrays can be rounded")
+    if op == ReduceOp.MEAN and array.kind != "f":
+        raise UsageError(
+            f"op 'mean' of {array.name}: integers have no mean here; take 'sum', or a floating-point dtype"
+        )
+    if array.kind == "b" and op not in (ReduceOp.MIN, ReduceOp.MAX):
+        raise UsageError(f"op {op.label!r} of bool: expected min or max")
 
 
 def chosen(
@@ -57,7 +71,10 @@ def chosen(
         raise UsageError(f"variant {variant!r}: expected one of {', '.join(VARIANTS)}")
     if not 0 <= root < size:
         raise UsageError(f"root {root}: expected 0 <= root < {size}")
-    array, travels = _dtype(dtype), _dtype(wire) if wire else None
+    array = _dtype(dtype)
+    if collective in ("allreduce", "reduce_scatter"):
+        _check_arithmetic(ReduceOp[op.upper()], array, wire)
+    travels = _dtype(wire) if wire else None
     wired = travels is not None and travels.name != array.name
     # A variant that is asked for is shown for any size.
     inline_bytes = INLINE_NBYTES if variant is None else 1 << 60 if variant == "inline" else 0
@@ -131,6 +148,8 @@ def plan_command(
     try:
         if rank >= n:
             raise UsageError(f"rank {rank}: expected 0 <= rank < {n}")
+        if picture:
+            draw.check_name(picture)
         choice = chosen(
             name,
             size=n,

@@ -219,13 +219,13 @@ def _ring(
     # A chunk should make enough messages for all lines of all lanes to have one.
     share = -(-chunk // (n_lanes * RING_SLOTS // 2 * align)) * align * wire
     hops = {"allreduce": 2 * (size - 1), "broadcast": 1}.get(collective, size - 1)
-    wanted = max(min(RING_SEGMENT_NBYTES, max(RING_MIN_SEGMENT_NBYTES, share)), 4 * hops * chunk * wire // MAX_ROWS)
+    wanted = max(min(RING_SEGMENT_NBYTES, max(RING_MIN_SEGMENT_NBYTES, share)), 5 * hops * chunk * wire // MAX_ROWS)
     # On one host a neighbour's array is not always mapped; between hosts a put names it by offset.
     direct_write = not wired and not same_host
     unbounded = direct_write and collective in ("allgather", "broadcast")
     limit = (segment_bytes or wanted) if unbounded else staging_bytes // (n_lanes * (RING_SLOTS + 1))
     segment = _even(chunk, min(segment_bytes or wanted, limit) // wire, align, n_lanes)
-    _check_rows_limit(count, chunk, segment, 4 * hops)
+    _check_rows_limit(count, chunk, segment, 5 * hops)
     arguments: dict[str, Any] = {
         "enter": same_host,
         "segment_elements": segment,

@@ -51,6 +51,14 @@ def _grey(strength: float) -> str:
     return _mixed([int(_GREY[i : i + 2], 16) / 255 for i in (1, 3, 5)], strength)
 
 
+def check_name(path: str | Path) -> Path:
+    """Refuses a file that is no picture."""
+    path = Path(path)
+    if path.suffix not in (".svg", ".png"):
+        raise UsageError(f"cannot draw to {path.name!r}: expected a name that ends in .svg or .png")
+    return path
+
+
 def draw(plans: Sequence[Plan], path: str | Path) -> None:
     """Writes the picture of all ranks' plans.
 
@@ -62,9 +70,7 @@ def draw(plans: Sequence[Plan], path: str | Path) -> None:
         UsageError: another suffix, or a place that cannot be written.
         UnavailableError: PNG without matplotlib.
     """
-    path = Path(path)
-    if path.suffix not in (".svg", ".png"):
-        raise UsageError(f"cannot draw to {path.name!r}: expected a name that ends in .svg or .png")
+    path = check_name(path)
     shapes, width, height = picture(plans)
     try:
         if path.suffix == ".svg":

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gfkernels.errors import UsageError
 from gfkernels.plan.check import check
-from gfkernels.plan.choose import DOUBLING_NBYTES, INLINE_NBYTES, choose, mean_prescale
+from gfkernels.plan.choose import DOUBLING_NBYTES, INLINE_NBYTES, MAX_ROWS, PLANS, choose, mean_prescale
+from gfkernels.plan.model import MAX_RING_LANES, PlanError
+from gfkernels.plan.rules import check_rows
 from gfkernels.types import DTYPES, ReduceOp
 
 COLLECTIVES = ("allreduce", "reduce_scatter", "allgather", "broadcast", "barrier")
@@ -98,3 +104,86 @@ def test_mean_prescale() -> None:
     assert mean_prescale(ReduceOp.MEAN, DTYPES["float32"], None, 6) == (1.0, 6.0)
     assert mean_prescale(ReduceOp.MEAN, DTYPES["float32"], DTYPES["float16"], 4) == (0.5, 2.0)
     assert mean_prescale(ReduceOp.SUM, DTYPES["float16"], None, 4) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("count", [1000, 10**6, 16 << 20, pytest.param(2**31 + 11, marks=pytest.mark.slow)])
+def test_segments_are_even_and_plans_short(size: int, count: int) -> None:
+    kinds: list[dict[str, Any]] = [{"same_host": False}, {"variant": "staged"}, {"variant": "cma"}]
+    for arguments in kinds:
+        for collective in ("allreduce", "allgather", "broadcast", "reduce_scatter"):
+            n = count // size * size
+            choice = choose(collective, size=size, count=n, itemsize=4, **arguments)
+            plan = choice.build(size - 1)
+            assert len(plan.steps) <= MAX_ROWS + 1000
+            lengths = plan.spans["count"]
+            if plan.name == "ring" and collective == "allreduce" and count <= 10**6:
+                # No short segment keeps a pipeline of few waiting.
+                assert lengths.max() - lengths.min() <= max(64, lengths.max() // 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [{"same_host": False}, {"variant": "staged"}, {"variant": "cma"}, {}])
+def test_rows_of_plans_beyond_31_bits(arguments: dict[str, Any]) -> None:
+    for size in (2, 5):
+        choice = choose("allreduce", size=size, count=2**31 + 11, itemsize=2, **arguments)
+        plans = [choice.build(rank) for rank in range(size)]
+        assert max(int((plan.spans["offset"] + plan.spans["count"]).max()) for plan in plans) == 2**31 + 11
+        check_rows(plans)
+    beyond = replace(plans[0], spans=plans[0].spans.copy())
+    beyond.spans["offset"][-1] = 2**31 + 11
+    with pytest.raises(PlanError, match="span"):
+        check_rows([beyond, *plans[1:]])
+
+
+def test_plans_that_would_fill_the_memory_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"2000000000 elements in segments of 16 .* rows, at most .*segment_bytes"):
+        choose("allreduce", size=4, count=2 * 10**9, itemsize=4, same_host=False, segment_bytes=64)
+    with pytest.raises(UsageError, match="rows"):
+        choose("allreduce", size=4, count=2 * 10**9, itemsize=4, variant="staged", segment_bytes=64)
+    with pytest.raises(PlanError, match="at most"):
+        choose("allreduce", size=4, count=2**58, itemsize=4).build(0)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    collective=st.sampled_from(COLLECTIVES),
+    size=st.integers(1, 6),
+    count=st.integers(0, 900),
+    itemsize=st.sampled_from([1, 2, 4, 8]),
+    wired=st.booleans(),
+    prescaled=st.booleans(),
+    same_host=st.booleans(),
+    variant=st.sampled_from(["registered", "cma", "staged"]),
+    plan=st.sampled_from(PLANS),
+    out=st.booleans(),
+    segment_bytes=st.none() | st.integers(200, 4000),
+    lanes=st.none() | st.integers(1, 5),
+    inline_bytes=st.sampled_from([0, 64, 8192]),
+    staging_bytes=st.integers(16 << 10, 1 << 20),
+    root=st.integers(0, 5),
+)
+def test_any_choice_is_right_or_refused(
+    collective: str, size: int, count: int, itemsize: int, wired: bool, prescaled: bool, same_host: bool, variant: str,
+    plan: str, out: bool, segment_bytes: int | None, lanes: int | None, inline_bytes: int, staging_bytes: int,
+    root: int,
+) -> None:  # fmt: skip
+    if collective == "reduce_scatter":
+        count -= count % size
+    wire = 2 if wired and itemsize >= 4 else itemsize
+    try:
+        choice = choose(
+            collective, size=size, count=count, itemsize=itemsize, wire_itemsize=wire, wired=wire != itemsize,
+            prescaled=prescaled, same_host=same_host, variant=variant, plan=plan, out=out, root=root % size,
+            segment_bytes=segment_bytes, lanes=lanes, inline_bytes=inline_bytes, staging_bytes=staging_bytes,
+        )  # fmt: skip
+    except UsageError:
+        assert plan in ("direct", "recursive_doubling")
+        return
+    plans = [choice.build(rank) for rank in range(size)]
+    check(plans, calls=2)
+    for built in plans:
+        assert built.has_enter == same_host
+        assert built.stage_elements * wire <= staging_bytes
+        assert built.inline_elements * wire <= inline_bytes
+        assert built.n_lanes <= MAX_RING_LANES

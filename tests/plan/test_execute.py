@@ -37,7 +37,10 @@ def _expected(collective: str, inputs: list[list[Array]], rank: int) -> Array:
     return np.asarray(np.split(total, size)[rank] if collective == "reduce_scatter" else total)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if "many" not in name and "barrier" not in name])
+SINGLE = [name for name in FAMILIES if "many" not in name and "barrier" not in name]
+
+
+@pytest.mark.parametrize("name", SINGLE)
 def test_every_family_computes_the_collective(name: str) -> None:
     # Small whole numbers are exact in fp16, so any order of addition gives the same.
     wire = DTYPES["float16"] if "packed1" in name and "landing1" not in name else None
@@ -60,19 +63,39 @@ def test_every_family_computes_the_collective(name: str) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    name=st.sampled_from([n for n in FAMILIES if "allreduce" in n and "packed0" in n]),
+    name=st.sampled_from(SINGLE),
     size=st.integers(1, 6),
     count=st.integers(0, 60),
     segment=st.integers(4, 40),
     seed=st.integers(0, 2**32),
+    late=st.booleans(),
 )
-def test_any_interleaving(name: str, size: int, count: int, segment: int, seed: int) -> None:
+def test_any_interleaving(name: str, size: int, count: int, segment: int, seed: int, late: bool) -> None:
+    """Lanes, ranks and messages take turns by lot; one rank may be in its third call while another is in its first."""
     plans = FAMILIES[name](size, count, segment)
-    inputs = _inputs(seed, 2, size, count, DTYPES["int16"])
-    results = Machine(size, DTYPES["int16"], seed=seed).run_calls([plans] * 2, inputs)
-    for call in range(2):
+    dtype = DTYPES["float32"] if "packed1" in name else DTYPES["int16"]
+    inputs = _inputs(seed, 3, size, plans[0].count, dtype)
+    results = Machine(size, dtype, seed=seed, late_puts=late).run_calls([plans] * 3, inputs)
+    for call in range(3):
         for rank in range(size):
-            assert np.array_equal(results[call][rank][0], _expected("allreduce", inputs[call], rank))
+            assert np.array_equal(results[call][rank][0], _expected(plans[0].collective, inputs[call], rank))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    names=st.lists(st.sampled_from([n for n in FAMILIES if "enter1" in n or "direct" in n]), min_size=2, max_size=5),
+    size=st.integers(2, 4),
+    count=st.integers(1, 40),
+    seed=st.integers(0, 2**32),
+)
+def test_any_order_of_collectives_on_one_host(names: list[str], size: int, count: int, seed: int) -> None:
+    """Calls of different plans use the same counters and staging one after another."""
+    calls = [FAMILIES[name](size, count, 12) for name in names]
+    inputs = [_inputs(seed + i, 1, size, plans[0].count, DTYPES["float32"])[0] for i, plans in enumerate(calls)]
+    results = Machine(size, DTYPES["float32"], seed=seed).run_calls(calls, inputs)
+    for call, plans in enumerate(calls):
+        for rank in range(size if plans[0].collective != "barrier" else 0):
+            assert np.array_equal(results[call][rank][0], _expected(plans[0].collective, inputs[call], rank))
 
 
 def _floats(size: int, count: int, dtype: DType) -> list[list[Array]]:
