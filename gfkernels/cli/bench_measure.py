@@ -56,6 +56,7 @@ class Row:
         loop_us: per call, of many in a row; None where that was not measured.
         wrong: elements, over all ranks, that are not what they must be; None where that was not checked.
         plan, plan_hash: what ours followed.
+        path: how ours reached the peers' memory: "registered", "cma", "staged", "inline" or "tcp".
     """
 
     case: Case
@@ -66,6 +67,7 @@ class Row:
     wrong: int | None
     plan: str = ""
     plan_hash: str = ""
+    path: str = ""
 
     @property
     def median_us(self) -> float:
@@ -95,6 +97,7 @@ class _Lane:
     times: list[float] = field(default_factory=list)
     iters: int = 0
     loop_us: float | None = None
+    plan: tuple[str, str, str] = ("", "", "")
 
 
 class Bench:
@@ -148,6 +151,7 @@ class Bench:
             seconds = 0.0
             for turn in range(max(2, 1 + effort.warmup)):
                 seconds = self._one(lane, case, contents, first=turn == 0)
+                lane.plan = lane.subject.plan()
                 if effort.check and turn == 0:
                     lane.wrong = self._wrong(lane, case, contents)
             seconds = self._largest(seconds)
@@ -214,9 +218,8 @@ class Bench:
     def _row(self, case: Case, lane: _Lane) -> Row:
         times = np.array(lane.times)
         self.comm.allreduce(times, "max")
-        return Row(
-            case, lane.subject.name, lane.subject.is_peer, times * 1e6, lane.loop_us, lane.wrong, *lane.subject.plan()
-        )
+        name, is_peer = lane.subject.name, lane.subject.is_peer
+        return Row(case, name, is_peer, times * 1e6, lane.loop_us, lane.wrong, *lane.plan)
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ class Options:
     def memories(self) -> Sequence[str]:
         """The kinds of memory that ours is measured with."""
         if self.collective == "barrier":
-            return ("barrier",)
+            return ("gfkernels",)
         return ("registered", "ordinary") if self.memory == "both" else (self.memory,)
 
     def case(self, n: int, rank: int) -> Case:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -15,11 +15,15 @@ from gfkernels.bootstrap import discover
 from gfkernels.cli.bench_case import Case
 from gfkernels.cli.bench_measure import Bench, Effort, Row
 from gfkernels.cli.bench_options import Options
-from gfkernels.cli.bench_report import Table, heading, json_line, side_by_side
+from gfkernels.cli.bench_report import Table, heading, json_line, say, side_by_side
 from gfkernels.cli.bench_subjects import Ours, Subject, peers
 from gfkernels.errors import ConfigError, GfkernelsError, UsageError
 
-_LONG_SWEEP = 4
+_LONG_SWEEP: Final = 4
+_EXPLAINED: Final = (
+    "# by: registered = arrays from gfkernels.empty, ordinary = numpy's; size: the larger of a rank's input and output",
+    "# time: median of single calls, each the longest of the ranks; loop: per call, of many in a row",
+)
 
 
 def take_part(options: Options) -> int:
@@ -48,7 +52,6 @@ class _Reporter:
 
     def __init__(self, comm: gf.Communicator, options: Options, reasons: dict[str, str]) -> None:
         self._comm, self._options, self._reasons = comm, options, reasons
-        self._out: IO[str] = sys.stderr if options.json_file == "-" else sys.stdout
 
     def run(self, bench: Bench, cases: Sequence[Case]) -> list[Row]:
         """Measures everything."""
@@ -56,7 +59,7 @@ class _Reporter:
         table = Table(with_ratio=len(options.memories) > 1 or bool(options.peers))
         self._say(*heading(self._comm, options.about()))
         self._say(*(f"# {name} is left out: {why}" for name, why in self._reasons.items()))
-        self._say("# median of single calls, longest of the ranks; loop: calls in a row", "#", *table.heading())
+        self._say(*_EXPLAINED, "#", *table.heading())
         rows: list[Row] = []
         with _json_file(options.json_file) as lines, _progress(len(cases)) as advance:
             for case in cases:
@@ -91,9 +94,7 @@ class _Reporter:
             self._say(f"# drawn: {options.plot_file}")
 
     def _say(self, *lines: str) -> None:
-        for line in lines:
-            # Through the name: a progress bar puts itself in its place.
-            print(line, file=sys.stderr if self._out is sys.stderr else sys.stdout, flush=True)
+        say(*lines, to_stderr=self._options.json_file == "-")
 
 
 def _common_seed(comm: gf.Communicator) -> int:
@@ -155,6 +156,8 @@ def main(arguments: Sequence[str]) -> int:
     """Entry of the ranks that `gfkernels bench` starts: one argument, the options as JSON."""
     try:
         return take_part(Options.loads(arguments[0]))
+    except KeyboardInterrupt:
+        return 130
     except GfkernelsError as error:
         # The others failed with it, or because of it; one message is enough.
         if _is_first():

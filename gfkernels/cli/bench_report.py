@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
@@ -172,6 +173,17 @@ class Table:
         return text + plan
 
 
+def say(*lines: str, to_stderr: bool = False) -> None:
+    """Prints lines at once; to a reader that has gone (`| head`), silently."""
+    try:
+        for line in lines:
+            # Looked up each time: a progress bar puts itself in the streams' place.
+            print(line, file=sys.stderr if to_stderr else sys.stdout, flush=True)
+    except BrokenPipeError:
+        # The other ranks are in the middle of it; nothing but the output is lost.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def number(value: float) -> str:
     """Microseconds with about four digits."""
     return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 10_000 else f"{value:.0f}"
@@ -238,5 +250,6 @@ def json_line(row: Row, comm: Any, extra: Mapping[str, Any]) -> str:
         "wrong": row.wrong,
         "plan": row.plan or None,
         "plan_hash": row.plan_hash or None,
+        "path": row.path or None,
     }
     return json.dumps(record)

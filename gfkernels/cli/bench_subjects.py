@@ -36,8 +36,8 @@ class Subject(Protocol):
             Refused: it cannot make this call; on all ranks alike.
         """
 
-    def plan(self) -> tuple[str, str]:
-        """Name and hash of the plan that the last call followed; empty where there is none."""
+    def plan(self) -> tuple[str, str, str]:
+        """Name and hash of the plan that the last call followed, and the way to the peers' memory; empty for peers."""
 
     def close(self) -> None:
         """Lets go of the last case's arrays."""
@@ -66,9 +66,8 @@ class Ours:
         wire: dict[str, Any] = {} if case.wire is None else {"wire": case.wire.name}
         call: Callable[[], Any]
         if case.collective == "allreduce":
-            # Its plan is the one of the plain call too, where that works in place.
-            self._handle = comm.plan_allreduce(source, case.op, **wire) if case.in_place else None
-            if self._persistent and self._handle is not None:
+            if self._persistent:
+                self._handle = comm.plan_allreduce(source, case.op, **wire)
                 return source, target, self._handle
             out: dict[str, Any] = {} if case.in_place else {"out": target}
             call = functools.partial(comm.allreduce, source, case.op, **out, **wire)
@@ -82,12 +81,14 @@ class Ours:
             call = comm.barrier
         return source, target, call
 
-    def plan(self) -> tuple[str, str]:
+    def plan(self) -> tuple[str, str, str]:
         """See `Subject`."""
         if self._handle is not None and self._comm.size > 1:
-            return self._handle.plan_name, self._handle.plan_hash
-        last = getattr(self._comm, "last_call", None)
-        return ("", "") if last is None else (last.plan_name, last.plan_hash)
+            name = self._handle.plan_name
+            way = name.partition(".")[2] or self._handle.kind.name.lower()
+            return name, self._handle.plan_hash, "tcp" if self._comm.transport == "tcp" else way
+        last = self._comm.last_call
+        return ("", "", "") if last is None else (last.plan_name, last.plan_hash, last.path)
 
     def close(self) -> None:
         """See `Subject`."""
@@ -125,9 +126,9 @@ class Gloo:
         if case.collective == "allreduce" and case.in_place:
             call = functools.partial(dist.all_reduce, x, op)
         elif case.collective == "reduce_scatter":
-            call = functools.partial(dist.reduce_scatter_tensor, y, x, op)
+            call = functools.partial(self._first_of("reduce_scatter_single", "reduce_scatter_tensor"), y, x, op)
         elif case.collective == "allgather":
-            call = functools.partial(dist.all_gather_into_tensor, y, x)
+            call = functools.partial(self._first_of("all_gather_single", "all_gather_into_tensor"), y, x)
         elif case.collective == "broadcast":
             call = functools.partial(dist.broadcast, x, case.root)
         elif case.collective == "barrier":
@@ -137,6 +138,11 @@ class Gloo:
         _try("gloo", source, call)
         return source, target, call
 
+    def _first_of(self, *names: str) -> Callable[..., Any]:
+        # torch renamed some in 2.13; the old names warn.
+        found: Callable[..., Any] = next(getattr(self._dist, name) for name in names if hasattr(self._dist, name))
+        return found
+
     def _tensor(self, array: Array, dtype: DType) -> Any:
         if dtype.name == "bfloat16":
             return self._torch.from_numpy(array.view(np.uint16)).view(self._torch.bfloat16)
@@ -145,9 +151,9 @@ class Gloo:
         except TypeError as error:
             raise Refused(f"torch: {error}") from None
 
-    def plan(self) -> tuple[str, str]:
+    def plan(self) -> tuple[str, str, str]:
         """See `Subject`."""
-        return "", ""
+        return "", "", ""
 
     def close(self) -> None:
         """See `Subject`."""
@@ -188,7 +194,8 @@ class Mpi:
         op = getattr(mpi, case.op.upper())
         source = _ordinary(case.source_count, case.dtype.numpy)
         target = source if case.in_place else _ordinary(case.target_count, case.dtype.numpy)
-        x, y = ([array.view(np.uint8), array.size, kind] for array in (source, target))
+        # Without counts: mpi4py finds them, and divides them by the ranks where a call wants that.
+        x, y = ([array.view(np.uint8), kind] for array in (source, target))
         call: Callable[[], Any]
         if case.collective == "allreduce":
             call = functools.partial(world.Allreduce, mpi.IN_PLACE if case.in_place else x, y, op)
@@ -203,9 +210,9 @@ class Mpi:
         _try(self.name, source, call)
         return source, target, call
 
-    def plan(self) -> tuple[str, str]:
+    def plan(self) -> tuple[str, str, str]:
         """See `Subject`."""
-        return "", ""
+        return "", "", ""
 
     def close(self) -> None:
         """See `Subject`."""
@@ -241,7 +248,7 @@ def peers(comm: gf.Communicator, wanted: dict[str, str]) -> tuple[list[Subject],
         try:
             subject = make(comm)
         except Exception as error:  # whatever a foreign library raises while it starts
-            why = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
+            why = _first_line(error)
         failed = np.array([subject is None], np.int32)
         comm.allreduce(failed)
         if subject is not None and not failed[0]:
@@ -261,5 +268,9 @@ def _try(name: str, source: Array, call: Callable[[], Any]) -> None:
     try:
         call()
     except Exception as error:
-        text = str(error).strip()
-        raise Refused(f"{name}: {text.splitlines()[0] if text else type(error).__name__}") from None
+        raise Refused(f"{name}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

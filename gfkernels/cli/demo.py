@@ -37,7 +37,10 @@ def demo_command(
     from gfkernels.cli.self_run import launched_world, run_ranks
 
     if launched_world() is not None:
-        raise typer.Exit(take_part())
+        try:
+            raise typer.Exit(take_part())
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
     raise typer.Exit(run_ranks("gfkernels", ["demo"], n, timeout=_TIMEOUT_S))
 
 
@@ -170,4 +173,6 @@ def _compiling(is_first: bool) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    from gfkernels.cli.bench_report import say
+
+    say(text)

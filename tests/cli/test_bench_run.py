@@ -49,11 +49,26 @@ def test_the_table(gfkernels: Run) -> None:
 
 
 def test_json_lines_say_where_they_come_from(gfkernels: Run, tmp_path: Path) -> None:
-    words = ("bench", "-n", "2", "-b", "1K", "-e", "1K", "--memory", "registered", "--plan", "ring", "--json", "out.json")
+    words = (
+        "bench",
+        "-n",
+        "2",
+        "-b",
+        "1K",
+        "-e",
+        "1K",
+        "--memory",
+        "registered",
+        "--plan",
+        "ring",
+        "--json",
+        "out.json",
+    )
     for _ in range(2):
         assert gfkernels(*words, *QUICK).code == 0
     first, second = (json.loads(line) for line in (tmp_path / "out.json").read_text().splitlines())
     assert first["plan_hash"] == second["plan_hash"]
+    assert first["path"] == "registered" or first["path"] == "staged"
     assert first["config"] == {"plan": "ring"} and first["transport"] == "shm"
     assert first["ranks"] == 2 and first["size_bytes"] == 1024 and first["wrong"] == 0
     assert set(first["versions"]) == {"gfkernels", "python", "numba", "llvmlite", "numpy", "ml_dtypes"}
