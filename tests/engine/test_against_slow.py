@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from engine_world import Numbers, World
+from engine_parts import Numbers
+from engine_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_families import FAMILIES
@@ -58,7 +59,8 @@ def compare(world: World, calls: list[list[Plan]], numbers: Numbers, seed: int, 
     """Runs calls on both, and compares all bytes of all results."""
     given_ = inputs(seed, calls, numbers)
     machine = Machine(world.size, numbers.dtype, op=numbers.op, wire=numbers.wire, seed=seed)
-    want = machine.run_calls(calls, given_)
+    # One call after the other: what a plan computes does not depend on who runs when.
+    want = [machine.run(plans, arrays) for plans, arrays in zip(calls, given_, strict=True)]
     got = (
         world.run_in_threads(calls, given_, numbers) if threads else world.run_calls(calls, given_, numbers, seed=seed)
     )
@@ -76,7 +78,7 @@ def test_every_family(name: str) -> None:
             compare(World(size, kind=kind_of(name)), [plans] * 3, numbers_of(name, choice), seed=size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(ON_SHM),
     size=st.integers(1, 5),
