@@ -61,6 +61,7 @@ def test_three_ranks_of_which_two_go_on(tmp_path: Path) -> None:
     assert "2 of 3 ranks go on; the sum is 2" in _run(words, tmp_path)
 
 
+@pytest.mark.slow
 def test_with_torchrun(tmp_path: Path) -> None:
     beside = shutil.which("torchrun", path=str(Path(sys.executable).parent))
     torchrun = beside or shutil.which("torchrun")

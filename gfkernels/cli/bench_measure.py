@@ -105,12 +105,14 @@ class Bench:
 
     Attributes:
         comm: the communicator.
-        refusals: by subject and case, why it was not measured.
+        refusals: by subject, why it was not measured.
+        names: of the subjects.
     """
 
     def __init__(self, comm: gf.Communicator, subjects: Sequence[Subject], effort: Effort, seed: int = 1) -> None:
         self.comm = comm
         self.refusals: dict[str, str] = {}
+        self.names = [subject.name for subject in subjects]
         self._subjects, self._effort, self._seed = list(subjects), effort, seed
         # A reduction of one number returns once all ranks have come, and at nearly the same time on all.
         self._meet = comm.plan_allreduce(np.zeros(1, np.int32))

@@ -45,8 +45,14 @@ def plot(rows: Sequence[Row], path: str, comm: Any, about: str) -> None:
         mine = [row for row in rows if row.by == name]
         sizes = [row.case.nbytes for row in mine]
         times.plot(sizes, [row.median_us for row in mine], label=name, **styles[name])
-        bandwidths.plot(sizes, [row.busbw for row in mine], label=name, **styles[name])
-    for axes, title, unit in ((times, "time", "µs, lower is better"), (bandwidths, "busbw", "GB/s, higher is better")):
+        # One rank has no bus: busbw would be 0, which has no place on a logarithmic axis.
+        rates = [row.busbw if comm.size > 1 else row.algbw for row in mine]
+        bandwidths.plot(sizes, rates, label=name, **styles[name])
+    bandwidth = "busbw" if comm.size > 1 else "algbw"
+    for axes, title, unit in (
+        (times, "time", "µs, lower is better"),
+        (bandwidths, bandwidth, "GB/s, higher is better"),
+    ):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_title(f"{title} ({unit})", loc="left", fontsize=10, color=_INK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, Final
 
 import numpy as np
@@ -56,16 +56,16 @@ class _Reporter:
     def run(self, bench: Bench, cases: Sequence[Case]) -> list[Row]:
         """Measures everything."""
         options = self._options
-        table = Table(with_ratio=len(options.memories) > 1 or bool(options.peers))
+        table = Table(bench.names, with_ratio=len(bench.names) > 1)
         self._say(*heading(self._comm, options.about()))
         self._say(*(f"# {name} is left out: {why}" for name, why in self._reasons.items()))
         self._say(*_EXPLAINED, "#", *table.heading())
         rows: list[Row] = []
-        with _json_file(options.json_file) as lines, _progress(len(cases)) as advance:
+        with _json_file(options.json_file) as lines, _progress(len(cases), self._say) as (advance, show):
             for case in cases:
                 found = bench.measure(case)
                 for row in found:
-                    self._say(table.line(row, found[0]))
+                    show(table.line(row, found[0]))
                     if lines is not None:
                         lines.write(json_line(row, self._comm, options.extra()) + "\n")
                         lines.flush()
@@ -110,7 +110,10 @@ def _check_memory(comm: gf.Communicator, largest: Case, subjects: int) -> None:
     arrays = 1 if largest.in_place else 2
     needed = comm.local_size * subjects * arrays * largest.nbytes
     available, what = available_nbytes()
-    if needed > available:
+    # What is free may differ a little between ranks; all of them give up, or none.
+    is_short = np.array([needed > available], np.int32)
+    comm.allreduce(is_short, "max")
+    if is_short[0]:
         raise UsageError(
             f"-e {largest.nbytes} bytes: {subjects} subjects of {comm.local_size} ranks need {needed >> 20} MiB for "
             f"arrays of that size, and there are {available >> 20} MiB: {what}. Take a smaller -e, or one --memory"
@@ -129,20 +132,23 @@ def _json_file(path: str | None) -> Iterator[IO[str] | None]:
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """A bar on stderr, where that is a terminal and the sweep is long."""
+def _progress(total: int, say: Callable[[str], None]) -> Iterator[tuple[Callable[[], None], Callable[[str], None]]]:
+    """A bar on stderr, where that is a terminal and the sweep is long: how to move it, and how to print beside it."""
     if total < _LONG_SWEEP or not sys.stderr.isatty():
-        yield lambda: None
+        yield (lambda: None), say
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Lines on the same terminal have to go above the bar.
-    shared = sys.stdout.isatty()
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=shared) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
         task = progress.add_task("sweep", total=total)
-        yield lambda: progress.advance(task)
+
+        def above(line: str) -> None:
+            # On the same terminal a line has to go above the bar; the terminal itself wraps long ones.
+            progress.console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+        yield (lambda: progress.advance(task)), above if sys.stdout.isatty() else say
 
 
 def _is_first() -> bool:

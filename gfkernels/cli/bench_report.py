@@ -125,12 +125,12 @@ def load() -> float:
 
 _COLUMNS: Final = (
     ("size", "(B)", 11),
-    ("count", "(elements)", 11),
+    ("count", "(items)", 10),
     ("type", "", 9),
     ("op", "", 5),
     ("by", "", 16),
-    ("time", "(us)", 10),
-    ("loop", "(us)", 10),
+    ("time", "(us)", 9),
+    ("loop", "(us)", 9),
     ("algbw", "(GB/s)", 8),
     ("busbw", "(GB/s)", 8),
     ("#wrong", "", 7),
@@ -140,8 +140,11 @@ _COLUMNS: Final = (
 class Table:
     """The lines of nccl-tests' table, one at a time."""
 
-    def __init__(self, *, with_ratio: bool) -> None:
-        self._columns = (*_COLUMNS, ("ratio", "(time)", 8)) if with_ratio else _COLUMNS
+    def __init__(self, names: Sequence[str], *, with_ratio: bool) -> None:
+        """Makes a table for rows by these names, with or without a column that compares rows of one size."""
+        by = max(map(len, names)) + 1
+        columns = tuple((name, unit, by if name == "by" else width) for name, unit, width in _COLUMNS)
+        self._columns = (*columns, ("ratio", "(time)", 8)) if with_ratio else columns
         self._with_ratio = with_ratio
 
     def heading(self) -> list[str]:
@@ -177,7 +180,6 @@ def say(*lines: str, to_stderr: bool = False) -> None:
     """Prints lines at once; to a reader that has gone (`| head`), silently."""
     try:
         for line in lines:
-            # Looked up each time: a progress bar puts itself in the streams' place.
             print(line, file=sys.stderr if to_stderr else sys.stdout, flush=True)
     except BrokenPipeError:
         # The other ranks are in the middle of it; nothing but the output is lost.

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import gfkernels as gf
+from gfkernels.cli import app
 from gfkernels.cli.bench_measure import Bench, Effort
 from gfkernels.cli.bench_options import Options
 from gfkernels.cli.bench_rank import take_part
@@ -25,7 +27,7 @@ QUICK = ("--iters", "3", "--warmup", "1")
 
 def rows(text: str) -> list[list[str]]:
     """The table's lines, as cells."""
-    return [line.split() for line in text.splitlines() if re.match(r"\s*(\d+|-)\s+(\d+|-)\s+\w", line)]
+    return [line.split() for line in text.splitlines() if re.match(r"\s*(\d+|-)\s+(\d+|-)\s+[\w-]", line)]
 
 
 def test_the_table(gfkernels: Run) -> None:
@@ -49,25 +51,12 @@ def test_the_table(gfkernels: Run) -> None:
 
 
 def test_json_lines_say_where_they_come_from(gfkernels: Run, tmp_path: Path) -> None:
-    words = (
-        "bench",
-        "-n",
-        "2",
-        "-b",
-        "1K",
-        "-e",
-        "1K",
-        "--memory",
-        "registered",
-        "--plan",
-        "ring",
-        "--json",
-        "out.json",
-    )
-    for _ in range(2):
-        assert gfkernels(*words, *QUICK).code == 0
-    first, second = (json.loads(line) for line in (tmp_path / "out.json").read_text().splitlines())
-    assert first["plan_hash"] == second["plan_hash"]
+    words = ("bench", "-n", "2", "-b", "1K", "-e", "1K", "--memory", "registered", "--plan", "ring")
+    (tmp_path / "out.json").write_text('{"from": "an earlier run"}\n')
+    assert gfkernels(*words, "--json", "out.json", *QUICK).code == 0
+    earlier, first = (json.loads(line) for line in (tmp_path / "out.json").read_text().splitlines())
+    assert earlier == {"from": "an earlier run"}
+    assert first["plan"] == "ring" and re.fullmatch(r"[0-9a-f]{16}", first["plan_hash"])
     assert first["path"] == "registered" or first["path"] == "staged"
     assert first["config"] == {"plan": "ring"} and first["transport"] == "shm"
     assert first["ranks"] == 2 and first["size_bytes"] == 1024 and first["wrong"] == 0
@@ -86,25 +75,35 @@ def test_json_on_stdout_is_nothing_but_json(gfkernels: Run) -> None:
     assert "every element right" in done.err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("reduce_scatter", "-d", "bfloat16", "-o", "mean"),
-        ("allgather", "-d", "int8"),
-        ("broadcast", "-d", "bool"),
-        ("allreduce", "--out-of-place", "-d", "float64", "-o", "min"),
-        ("allreduce", "--persistent", "-d", "uint16", "-o", "prod"),
-        ("allreduce", "--transport", "tcp", "--wire", "float16"),
-        ("barrier",),
-    ],
-    ids=lambda words: words[0] + (words[1] if len(words) > 1 else ""),
-)
-def test_what_can_be_measured(gfkernels: Run, words: tuple[str, ...]) -> None:
-    done = gfkernels("bench", *words, "-n", "3", "-b", "1000", "-e", "200K", "-f", "200", *QUICK)
-    assert done.code == 0, done.err
-    if words[0] != "barrier":
-        assert "4 rows, every element right" in done.out
-    assert ("over tcp" in done.out) == ("tcp" in words)
+_EVERYTHING = """
+from gfkernels.cli.bench_options import Options
+from gfkernels.cli.bench_rank import take_part
+
+SIZES = dict(first="1000", last="200K", factor=200, iters=2, warmup=0)
+for options in (
+    Options("reduce_scatter", dtype="bfloat16", op="mean", **SIZES),
+    Options("allgather", dtype="int8", **SIZES),
+    Options("broadcast", dtype="bool", **SIZES),
+    Options(out_of_place=True, dtype="float64", op="min", **SIZES),
+    Options(persistent=True, dtype="uint16", op="prod", **SIZES),
+    Options(wire="float16", settings={"transport": "tcp"}, **SIZES),
+    Options("barrier", **SIZES),
+):
+    assert take_part(options) == 0, options
+"""
+
+
+def test_what_can_be_measured(gfkernels: Run, tmp_path: Path) -> None:
+    (tmp_path / "everything.py").write_text(_EVERYTHING)
+    done = gfkernels("run", "-n", "3", "--no-tag-output", "everything.py")
+    assert done.code == 0, done.out + done.err
+    assert done.out.count("4 rows, every element right") == 6
+    assert done.out.count("3 ranks over shm") == 6 and done.out.count("3 ranks over tcp") == 1
+    found = rows(done.out)
+    assert [row[4] for row in found] == ["registered", "ordinary"] * 12 + ["gfkernels"]
+    assert found[-1][:4] == ["-"] * 4
+    # A row whose plan is not known would not say what was measured.
+    assert all(re.fullmatch(r"[0-9a-f]{16}", row[-1]) for row in found)
 
 
 def test_one_rank(gfkernels: Run) -> None:
@@ -118,9 +117,14 @@ def test_as_a_rank_of_a_job(gfkernels: Run) -> None:
     done = gfkernels("run", "-n", "2", "--no-tag-output", *words, *QUICK)
     assert done.code == 0, done.err
     assert len(rows(done.out)) == 1
-    done = gfkernels("run", "-n", "2", *words, "-n", "5")
-    assert done.code == 2
-    assert "-n 5: this process is a rank of a job of 2" in done.err
+
+
+def test_a_rank_of_a_job_starts_no_other_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(app, ["bench", "-n", "5"])
+    assert done.exit_code == 2
+    assert "-n 5: this process is a rank of a job of 2" in done.output
 
 
 def test_a_plan_that_cannot_do_it_is_one_message(gfkernels: Run) -> None:
@@ -136,16 +140,18 @@ def test_arrays_that_do_not_fit_are_refused(gfkernels: Run) -> None:
     assert "Take a smaller -e" in done.err
 
 
-def test_the_picture(gfkernels: Run, tmp_path: Path) -> None:
+def test_the_picture(tmp_path: Path, capsys: Any) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("matplotlib is not installed (gfkernels[plot])")
     for name, start in (("p.svg", b"<?xml"), ("p.png", b"\x89PNG")):
-        done = gfkernels("bench", "-n", "2", "-b", "64", "-e", "4K", "-f", "8", "--plot", name, *QUICK)
-        assert done.code == 0, done.err
-        assert (tmp_path / name).read_bytes().startswith(start)
-    assert done.err == ""
+        path = str(tmp_path / name)
+        assert take_part(Options(first="64", last="4K", factor=8, iters=2, plot_file=path)) == 0
+        assert Path(path).read_bytes().startswith(start)
+    assert "registered" in (tmp_path / "p.svg").read_text()
+    assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_gloo_beside_ours(gfkernels: Run) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
@@ -201,7 +207,7 @@ def test_as_many_calls_as_asked_for(alone: Any) -> None:
 def test_lines_stay_in_their_columns(alone: Any) -> None:
     bench = Bench(alone, [Ours(alone, "ordinary", False)], Effort(iters=3))
     (row,) = bench.measure(Options().case(1, 0).sized(64))
-    table = Table(with_ratio=True)
+    table = Table(["ordinary", "registered"], with_ratio=True)
     names, units = table.heading()
     line = table.line(row, row)
     assert names.index("time") + 4 == units.index("(us)") + 4 == line.index(number(row.median_us)) + len(

@@ -24,6 +24,7 @@ def test_the_demo_explains_itself_and_every_row_is_right(gfkernels: Callable[...
     assert max(len(line) for line in done.out.splitlines()) <= 120
 
 
+@pytest.mark.slow
 def test_alone(gfkernels: Callable[..., Any]) -> None:
     done = gfkernels("demo", "-n", "1")
     assert done.code == 0, done.err

@@ -54,6 +54,7 @@ def test_secrets_are_not_shown(gfkernels: Run) -> None:
     assert "swordfish" not in done.out
 
 
+@pytest.mark.slow
 def test_wrong_settings_do_not_disturb_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GFKERNELS_TRANSPROT", "tcp")
     monkeypatch.setenv("RANK", "3")
