@@ -204,6 +204,19 @@ class World:
         self.words[rank, Ctx.IDLE] = 0
         return Code(self.engine.resume(self.ctx(rank)))
 
+    # What the user of a rank does with an array; another kind of memory may put itself between.
+
+    def adopt(self, array: Guarded) -> None:
+        """A call on this array is about to begin."""
+
+    def write(self, array: Guarded, data: bytes) -> None:
+        """The user fills an array."""
+        array.bytes[:] = np.frombuffer(data, np.uint8)
+
+    def read(self, array: Guarded) -> bytes:
+        """The user reads an array."""
+        return array.bytes.tobytes()
+
     def _progress(self) -> bytes:
         places = self.words[:, [Ctx.PHASE, Ctx.ENTERED, Ctx.N_CALLS, Ctx.SEQUENCE_WORD]]
         return places.tobytes() + self.pcs.tobytes() + self.next_peers.tobytes()
@@ -225,7 +238,7 @@ class World:
     ) -> list[list[list[Array]]]:
         """Several calls in a row, as `Machine.run_calls`; ranks take turns by lot, or as `order` says."""
         lot = random.Random(seed)
-        sessions = [_Session(self, rank, calls, given, numbers) for rank in range(self.size)]
+        sessions = [Session(self, rank, calls, given, numbers) for rank in range(self.size)]
         stalled, before = 0, b""
         while any(not s.over for s in sessions):
             left = [s.rank for s in sessions if not s.over]
@@ -235,16 +248,16 @@ class World:
             stalled, before = (0, now) if now != before else (stalled + 1, before)
             if stalled > _STALLED * self.size:
                 raise Stuck(f"ranks {left} wait for ever: {self._where()}")
-        return self._harvest(sessions)
+        return self.harvest(sessions)
 
     def run_in_threads(
         self, calls: Sequence[Sequence[Plan]], given: Sequence[Sequence[Sequence[Array]]], numbers: Numbers
     ) -> list[list[list[Array]]]:
         """The same with a thread a rank, which the engine lets run at once."""
-        sessions = [_Session(self, rank, calls, given, numbers) for rank in range(self.size)]
+        sessions = [Session(self, rank, calls, given, numbers) for rank in range(self.size)]
         errors: list[BaseException] = []
 
-        def work(session: _Session) -> None:
+        def work(session: Session) -> None:
             try:
                 while not session.over and not errors:
                     session.turn()
@@ -260,12 +273,12 @@ class World:
         self.words[:, Ctx.SLICE_NS] = 0
         if errors:
             raise errors[0]
-        return self._harvest(sessions)
+        return self.harvest(sessions)
 
     def _where(self) -> list[str]:
         return [f"rank {r}: {Phase(w[Ctx.PHASE]).name} of call {w[Ctx.SEQUENCE]}" for r, w in enumerate(self.words)]
 
-    def _harvest(self, sessions: Sequence[_Session]) -> list[list[list[Array]]]:
+    def harvest(self, sessions: Sequence[Session]) -> list[list[list[Array]]]:
         for session in sessions:
             session.check()
         self.check_guards()
@@ -287,7 +300,7 @@ def _reaches_arrays(plan: Plan) -> bool:
     return bool((far & is_array).any()) or plan.name in ("direct.registered", "direct.cma")
 
 
-class _Session:
+class Session:
     """One rank's series of calls."""
 
     def __init__(
@@ -328,10 +341,11 @@ class _Session:
         for buffer, n in lengths(plan).items():
             if buffer in (Buffer.X, Buffer.OUT) or buffer >= N_BUFFERS:
                 memory[buffer] = Guarded(n * itemsize, align=itemsize)
+                self.world.adopt(memory[buffer])
         for buffer in memory:
             index = 0 if buffer == Buffer.X else buffer - N_BUFFERS + 1
             if buffer != Buffer.OUT:
-                memory[buffer].bytes[:] = np.ascontiguousarray(arrays[index]).view(np.uint8).reshape(-1)
+                self.world.write(memory[buffer], np.ascontiguousarray(arrays[index]).tobytes())
         program = self._programs.get(id(plan))
         if program is None:
             program = self._programs[id(plan)] = self.world.program(plan, self.numbers)
@@ -351,9 +365,9 @@ class _Session:
         else:
             out = plan.collective in ("reduce_scatter", "allgather") or plan.parameter("out", False)
             keys = [int(Buffer.OUT if out else Buffer.X)]
-        self.results.append([memory[key].bytes.view(self.numbers.dtype.numpy).copy() for key in keys])
+        self.results.append([np.frombuffer(self.world.read(memory[key]), self.numbers.dtype.numpy) for key in keys])
         for guarded in memory.values():
-            guarded.bytes[:] = POISON
+            self.world.write(guarded, bytes([POISON]) * guarded.nbytes)
         self._running = None
 
     def check(self) -> None:

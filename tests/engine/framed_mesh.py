@@ -175,7 +175,8 @@ class FramedMesh:
         return OK
 
     def _flush(self, end: _End) -> int:
-        if self._lot.random() < self._again:
+        # Once all has left it stays so: the engine asks every peer again until all of them say OK.
+        if end.landing and self._lot.random() < self._again:
             return AGAIN
         if end.outbox:
             self._leave(end)
