@@ -16,7 +16,7 @@ import numpy as np
 
 from gfkernels.plan.model import EVERYONE, Plan, PlanError
 from gfkernels.plan.regions import Clock, RaceError, Region, Value
-from gfkernels.plan.rules import check_rows, fail, is_packed, lengths
+from gfkernels.plan.rules import check_rows, fail, lengths, packed_flags
 from gfkernels.types import FINAL, N_BUFFERS, RAW_SOURCES, Buffer, StepOp
 
 __all__ = ["PlanError", "check"]
@@ -57,6 +57,9 @@ class _Words:
     def __init__(self, plan: Plan) -> None:
         self.steps: list[tuple[int, ...]] = plan.steps.tolist()
         self.spans: list[tuple[int, ...]] = plan.spans.tolist()
+        self.lengths = lengths(plan)
+        # An unpacked ring has no scale to apply, and its partial sums are array-typed like its contributions.
+        self.scales = [plan.name.startswith("direct") or packed for packed in packed_flags(plan).tolist()]
 
 
 class _Run:
@@ -75,7 +78,7 @@ class _Run:
         self.clocks = [np.zeros(width, np.int64) for _ in range(width)]
         self.zero: Clock = np.zeros(width, np.int64)
         self.arrivals: dict[tuple[int, int, int], list[Clock]] = {}
-        self.signallers: dict[tuple[int, int, int], Clock] = {}
+        self.signallers: dict[tuple[int, int, int], tuple[int, Clock]] = {}
         self.bases = [np.zeros_like(calls[0][0].expects) for _ in range(self.size)]
         self.regions: dict[tuple[int, int, int], Region] = {}
         self.in_body = [False] * self.size
@@ -84,7 +87,7 @@ class _Run:
         self.call = [0] * self.size
         self.active: list[dict[int, tuple[int, int]]] = [{} for _ in range(self.size)]
         # Python's integers are several times as fast as numpy's records.
-        self.words = {id(plan): _Words(plan) for plans in calls for plan in plans}
+        self.words = {key: _Words(plan) for key, plan in {id(plan): plan for plans in calls for plan in plans}.items()}
 
     # -- the interleaving --------------------------------------------------------------------------------------
 
@@ -114,7 +117,7 @@ class _Run:
         main = self._thread(rank, 0)
         clock = self.clocks[main]
         clock[main] += 1
-        for buffer, n in lengths(plan).items():
+        for buffer, n in self.words[id(plan)].lengths.items():
             region = self._region(rank, buffer, call, n)
             if buffer in _LANDS_ANYTIME:
                 continue
@@ -179,7 +182,7 @@ class _Run:
         """After the last call the caller may overwrite its arrays."""
         main = self._thread(rank, 0)
         self.clocks[main][main] += 1
-        for buffer, n in lengths(plan).items():
+        for buffer, n in self.words[id(plan)].lengths.items():
             if buffer not in _LANDS_ANYTIME:
                 try:
                     region = self._region(rank, buffer, 0, n)
@@ -195,7 +198,7 @@ class _Run:
         key = (rank, buffer, 2 * array + call % 2 if buffer == _INLINE else 0)
         region = self.regions.get(key)
         if region is None:
-            longest = max(lengths(plans[rank]).get(buffer, 0) for plans in self.calls)
+            longest = max(self.words[id(plans[rank])].lengths.get(buffer, 0) for plans in self.calls)
             label = Buffer(buffer).name if buffer < N_BUFFERS else f"array {buffer - N_BUFFERS + 1}"
             region = self.regions[key] = Region(max(longest, length), f"{label} of rank {rank}")
         return region
@@ -253,10 +256,10 @@ class _Run:
 
     def _arrive(self, plan: Plan, row: int, lane: int, peer: int, channel: int, clock: Clock) -> None:
         key = (plan.rank, peer, channel)
-        before = self.signallers.get(key)
-        if before is not None and (before > clock).any():
+        other, before = self.signallers.get(key, (lane, clock))
+        if other != lane and (before > clock).any():
             raise fail(plan, row, f"another lane may signal rank {peer} on channel {channel} at the same time")
-        self.signallers[key] = clock.copy()
+        self.signallers[key] = lane, clock.copy()
         link = self.links.get((plan.rank, lane, peer))
         if link is not None:
             np.maximum(self.clocks[link], clock, out=self.clocks[link])
@@ -273,7 +276,7 @@ class _Run:
             region = self._region(q, buffer, call, offset + n, array)
             values = region.read(offset, offset + n, thread, clock, where)
             reads.append([(lo - offset, hi - offset, _moved(v, offset)) for lo, hi, v in values])
-        result = _Merge(plan, row, call).merge(reads, n_wire, count) if op == _COMBINE else reads[0]
+        result = _Merge(plan, words, row, call).merge(reads, n_wire, count) if op == _COMBINE else reads[0]
         targets = words.spans[dst : dst + n_dst_wire + n_dst_array]
         if op == _PUT:
             link = self.links[rank, lane, peer]
@@ -293,7 +296,7 @@ class _Run:
             for q, begun in enumerate(self.begin_clocks):
                 if len(begun) <= call or (begun[call] > clock).any():
                     raise fail(plan, len(plan.steps), f"call {call}: leaves before rank {q} has come")
-        for buffer, n in lengths(plan).items():
+        for buffer, n in self.words[id(plan)].lengths.items():
             array = buffer - N_BUFFERS + 1 if buffer >= N_BUFFERS else 0
             if buffer in _LANDS_ANYTIME or n == 0:
                 continue
@@ -342,11 +345,10 @@ def _wrong(plan: Plan, buffer: int, at: int, value: Value | None, everyone: int,
 class _Merge:
     """A COMBINE on symbolic values."""
 
-    def __init__(self, plan: Plan, row: int, call: int) -> None:
+    def __init__(self, plan: Plan, words: _Words, row: int, call: int) -> None:
         self.plan, self.row, self.call = plan, row, call
-        self.flags = int(plan.steps["flags"][row])
-        # An unpacked ring has no scale to apply, and its partial sums are array-typed like its contributions.
-        self.scales = plan.name.startswith("direct") or is_packed(plan, int(plan.steps["array"][row]))
+        self.flags = words.steps[row][6]
+        self.scales = words.scales[words.steps[row][14]]
 
     def merge(
         self, reads: list[list[tuple[int, int, Value | None]]], n_wire: int, count: int

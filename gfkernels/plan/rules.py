@@ -19,6 +19,7 @@ _MOST_SPANS: Final = 4095
 """On each side of a row; four such numbers and an operation fit in 63 bits."""
 
 Rows = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
 
 
 def fail(plan: Plan, row: int, reason: str) -> PlanError:
@@ -79,10 +80,9 @@ def check_rows(plans: Sequence[Plan]) -> None:
         _check_plan(plan, table)
         op, peer, channel = plan.steps["op"], plan.steps["peer"], plan.steps["channel"]
         raising = (op == StepOp.SIGNAL) | ((op == StepOp.PUT) & (channel >= 0))
-        for q in range(size):
-            if q != plan.rank:
-                to_q = raising & ((peer == q) | (peer == EVERYONE))
-                sent[q, plan.rank] = np.bincount(channel[to_q], minlength=N_CHANNELS)
+        to_one, to_all = raising & (peer >= 0), raising & (peer == EVERYONE)
+        np.add.at(sent[:, plan.rank], (peer[to_one], channel[to_one]), 1)
+        sent[np.arange(size) != plan.rank, plan.rank] += np.bincount(channel[to_all], minlength=N_CHANNELS)
     for plan in plans:
         wrong = np.argwhere(plan.expects != sent[plan.rank])
         if len(wrong):
@@ -126,7 +126,7 @@ def _check_inline(plan: Plan) -> None:
         end = hi
 
 
-def _require(plan: Plan, ok: npt.NDArray[np.bool_], reason: Callable[[int], str], rows: Rows | None = None) -> None:
+def _require(plan: Plan, ok: Truths, reason: Callable[[int], str], rows: Rows | None = None) -> None:
     """Refuses the first row that is not ok.
 
     Args:
@@ -158,11 +158,14 @@ def _check_plan(plan: Plan, sizes: npt.NDArray[np.int64]) -> None:
     low = np.where(signalling, 0, -1)
     _require(plan, ~remote | ((channel >= low) & (channel < N_CHANNELS)), lambda i: f"channel {channel[i]}")
     waits = np.flatnonzero(op == StepOp.WAIT)
-    for q in range(plan.size):
-        mine = waits[(peer[waits] == q) | (peer[waits] == EVERYONE)] if q != plan.rank else waits[:0]
-        sent = plan.expects[q, channel[mine]]
-        ok = (value[mine] >= 0) & (value[mine] <= sent)
-        _require(plan, ok, partial(_waits_in_vain, value[mine], sent, q), mine)
+    if len(waits):
+        others = np.arange(plan.size) != plan.rank
+        # From everyone comes what comes from the one that sends least.
+        least = plan.expects[others].min(axis=0) if plan.size > 1 else plan.expects[0]
+        whom, through, wants = peer[waits], channel[waits], value[waits]
+        comes = np.where(whom == EVERYONE, least[through], plan.expects[whom, through])
+        ok = (wants >= 0) & (wants <= comes)
+        _require(plan, ok, partial(_waits_in_vain, wants, comes, whom), waits)
     moving = (op == StepOp.COMBINE) | (op == StepOp.COPY) | (op == StepOp.PUT) | (op == StepOp.GET)
     _require(plan, ~moving | (steps["count"] >= 1), lambda i: "moves nothing")
     parts = [steps[name] for name in _PARTS]
@@ -177,8 +180,9 @@ def _check_plan(plan: Plan, sizes: npt.NDArray[np.int64]) -> None:
         _check_form(plan, rows[form[rows] == kind], sizes)
 
 
-def _waits_in_vain(value: Rows, sent: Rows, rank: int, i: int) -> str:
-    return f"waits for {value[i]} arrivals of rank {rank}, which sends {sent[i]}"
+def _waits_in_vain(value: Rows, comes: Rows, peer: Rows, i: int) -> str:
+    whom = "every rank, one of" if peer[i] == EVERYONE else f"rank {peer[i]},"
+    return f"waits for {value[i]} arrivals of {whom} which sends {comes[i]}"
 
 
 def _check_form(plan: Plan, rows: Rows, sizes: npt.NDArray[np.int64]) -> None:
@@ -197,9 +201,7 @@ def _check_form(plan: Plan, rows: Rows, sizes: npt.NDArray[np.int64]) -> None:
     known = (rank >= 0) & (rank < plan.size) & (buffer >= 0) & (buffer < sizes.shape[1])
     limit = np.where(known, sizes[np.where(known, rank, 0), np.where(known, buffer, 0)], 0)
     within = (count == steps["count"][:, None]) & (offset >= 0) & (offset <= limit - count)
-    for k in range(n_src + n_dst):
-        text = partial(_beyond, spans[:, k], limit[:, k], steps["count"])
-        _require(plan, within[:, k], text, rows)
+    _require(plan, within.all(axis=1), partial(_beyond, spans, limit, within, steps["count"]), rows)
     private = (rank != plan.rank) & (buffer == Buffer.SCRATCH)
     _require(plan, ~private.any(axis=1), lambda i: "reaches for a peer's private memory", rows)
     arrays = steps["array"]
@@ -208,10 +210,9 @@ def _check_form(plan: Plan, rows: Rows, sizes: npt.NDArray[np.int64]) -> None:
     packed = flags[arrays]
     wired = np.isin(buffer, WIRE_BUFFERS)
     if op == StepOp.COMBINE:
-        for k in range(n_src + n_dst):
-            wire = k < n_src_wire or n_src <= k < n_src + n_dst_wire
-            text = partial(_mistyped, buffer[:, k], wire)
-            _require(plan, (packed & wired[:, k]) == wire, text, rows)
+        wire = np.repeat([True, False, True, False], [n_src_wire, n_src_array, n_dst_wire, n_dst_array])
+        right = (packed[:, None] & wired) == wire
+        _require(plan, right.all(axis=1), partial(_mistyped, buffer, right, wire), rows)
     else:
         alike = ~packed | (wired[:, 0] == wired[:, 1])
         _require(plan, alike, lambda i: "copies bytes between the wire's dtype and the array's", rows)
@@ -222,26 +223,30 @@ def _check_form(plan: Plan, rows: Rows, sizes: npt.NDArray[np.int64]) -> None:
     elif not plan.has_enter:
         local = (rank == plan.rank).all(axis=1)
         _require(plan, local, lambda i: "works on a peer's memory, but without ENTER nothing is mapped", rows)
-    for a in range(n_src, n_src + n_dst):
-        for b in (*range(n_src), *range(a + 1, n_src + n_dst)):
-            same = (rank[:, a] == rank[:, b]) & (buffer[:, a] == buffer[:, b])
-            overlap = same & (abs(offset[:, a] - offset[:, b]) < steps["count"])
-            if op == StepOp.COMBINE and b < n_src:
-                overlap &= offset[:, a] != offset[:, b]
-            _require(plan, ~overlap, partial(_overlapping, spans[:, a], spans[:, b]), rows)
+    pairs = [(a, b) for a in range(n_src, n_src + n_dst) for b in (*range(n_src), *range(a + 1, n_src + n_dst))]
+    a, b = np.array(pairs, np.int64).T
+    apart = abs(offset[:, a] - offset[:, b])
+    overlap = (rank[:, a] == rank[:, b]) & (buffer[:, a] == buffer[:, b]) & (apart < steps["count"][:, None])
+    if op == StepOp.COMBINE:
+        # In place is allowed.
+        overlap &= (apart != 0) | (b >= n_src)
+    _require(plan, ~overlap.any(axis=1), partial(_overlapping, spans, overlap, pairs), rows)
 
 
-def _beyond(spans: Rows, limit: Rows, count: Rows, i: int) -> str:
-    return f"span {tuple(spans[i].tolist())} of {limit[i]} elements, count {count[i]}"
+def _beyond(spans: Rows, limit: Rows, within: Truths, count: Rows, i: int) -> str:
+    k = int(np.argmin(within[i]))
+    return f"span {tuple(spans[i, k].tolist())} of {limit[i, k]} elements, count {count[i]}"
 
 
-def _mistyped(buffer: Rows, wire: bool, i: int) -> str:
-    return f"span of buffer {buffer[i]} listed as {'wire' if wire else 'array'}-typed"
+def _mistyped(buffer: Rows, right: Truths, wire: Truths, i: int) -> str:
+    k = int(np.argmin(right[i]))
+    return f"span of buffer {buffer[i, k]} listed as {'wire' if wire[k] else 'array'}-typed"
 
 
 def _misdirected(near: Rows, far: Rows, rank: int, peer: Rows, i: int) -> str:
     return f"moves between ranks {near[i]} and {far[i]}, expected {rank} and {peer[i]}"
 
 
-def _overlapping(a: Rows, b: Rows, i: int) -> str:
-    return f"spans {tuple(a[i].tolist())} and {tuple(b[i].tolist())} overlap"
+def _overlapping(spans: Rows, overlap: Truths, pairs: list[tuple[int, int]], i: int) -> str:
+    a, b = (tuple(spans[i, k].tolist()) for k in pairs[int(np.argmax(overlap[i]))])
+    return f"spans {a} and {b} overlap"
