@@ -24,6 +24,7 @@ SAYS = {
     "06_float16_on_the_wire.py": "travelling as float16",
     "07_surviving_a_lost_rank.py": "1 of 2 ranks go on; the sum is 1",
 }
+QUICK = ("01_allreduce.py", "04_data_parallel_training.py")
 UNDER_MPI = "03_mpi4py.py"
 WITH_TORCH = "02_torch_beside_its_process_group.py"
 
@@ -48,7 +49,10 @@ def test_each_is_short_and_says_how_to_run_it(name: str) -> None:
     assert any(line.lstrip().startswith("assert ") for line in lines)
 
 
-@pytest.mark.parametrize("name", [name for name in SAYS if name != UNDER_MPI])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SAYS if name != UNDER_MPI],
+)
 def test_with_our_launcher(name: str, tmp_path: Path) -> None:
     if name == WITH_TORCH and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed (gfkernels[torch])")
@@ -56,6 +60,7 @@ def test_with_our_launcher(name: str, tmp_path: Path) -> None:
     assert SAYS[name] in _run(words, tmp_path)
 
 
+@pytest.mark.slow
 def test_three_ranks_of_which_two_go_on(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "gfkernels", "run", "-n", "3", str(EXAMPLES / "07_surviving_a_lost_rank.py")]
     assert "2 of 3 ranks go on; the sum is 2" in _run(words, tmp_path)

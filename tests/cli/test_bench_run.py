@@ -68,11 +68,11 @@ def test_json_lines_say_where_they_come_from(gfkernels: Run, tmp_path: Path) -> 
     assert "secret" not in json.dumps(first)
 
 
-def test_json_on_stdout_is_nothing_but_json(gfkernels: Run) -> None:
-    done = gfkernels("bench", "-n", "2", "-b", "64", "-e", "64", "--json", "-", *QUICK)
-    assert done.code == 0
-    assert [json.loads(line)["by"] for line in done.out.splitlines()] == ["registered", "ordinary"]
-    assert "every element right" in done.err
+def test_json_on_stdout_is_nothing_but_json(capsys: Any) -> None:
+    assert take_part(Options(first="64", last="64", iters=2, json_file="-")) == 0
+    shown = capsys.readouterr()
+    assert [json.loads(line)["by"] for line in shown.out.splitlines()] == ["registered", "ordinary"]
+    assert "1 rank over self" in shown.err and "every element right" in shown.err
 
 
 _EVERYTHING = """
@@ -93,6 +93,7 @@ for options in (
 """
 
 
+@pytest.mark.slow
 def test_what_can_be_measured(gfkernels: Run, tmp_path: Path) -> None:
     (tmp_path / "everything.py").write_text(_EVERYTHING)
     done = gfkernels("run", "-n", "3", "--no-tag-output", "everything.py")
@@ -104,12 +105,6 @@ def test_what_can_be_measured(gfkernels: Run, tmp_path: Path) -> None:
     assert found[-1][:4] == ["-"] * 4
     # A row whose plan is not known would not say what was measured.
     assert all(re.fullmatch(r"[0-9a-f]{16}", row[-1]) for row in found)
-
-
-def test_one_rank(gfkernels: Run) -> None:
-    done = gfkernels("bench", "-n", "1", "-b", "64", "-e", "64", *QUICK)
-    assert done.code == 0, done.err
-    assert "1 rank over self" in done.out
 
 
 def test_as_a_rank_of_a_job(gfkernels: Run) -> None:
@@ -134,10 +129,9 @@ def test_a_plan_that_cannot_do_it_is_one_message(gfkernels: Run) -> None:
     assert "Traceback" not in done.err
 
 
-def test_arrays_that_do_not_fit_are_refused(gfkernels: Run) -> None:
-    done = gfkernels("bench", "-n", "2", "-b", "8000G", "-e", "8000G")
-    assert done.code == 2
-    assert "Take a smaller -e" in done.err
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(gf.UsageError, match="Take a smaller -e"):
+        take_part(Options(first="8000G", last="8000G"))
 
 
 def test_the_picture(tmp_path: Path, capsys: Any) -> None:
@@ -233,6 +227,7 @@ def test_ranks_with_other_bits_are_told(monkeypatch: pytest.MonkeyPatch, alone: 
     assert row.wrong == 1
 
 
+@pytest.mark.slow
 def test_plans_that_do_only_allreduce(gfkernels: Run) -> None:
     done = gfkernels("bench", "-n", "2", "-b", "64", "-e", "64", "--plan", "recursive_doubling", *QUICK)
     assert done.code == 0, done.err

@@ -10,6 +10,7 @@ import pytest
 from gfkernels.cli.demo import duration, rate
 
 
+@pytest.mark.slow
 def test_the_demo_explains_itself_and_every_row_is_right(gfkernels: Callable[..., Any]) -> None:
     done = gfkernels("demo", "-n", "2")
     assert done.code == 0, done.err
