@@ -40,6 +40,7 @@ _ARENA, _ARENA_NBYTES = 8 * int(Ctx.ARENA), 8 * int(Ctx.ARENA_NBYTES)
 _CMA_OK, _BEST_KIND = 8 * int(Ctx.CMA_OK), 8 * int(Ctx.BEST_KIND)
 _KIND, _OWN_KIND = 8 * int(Ctx.KIND), 8 * int(Ctx.OWN_KIND)
 _CHANNELS, _CMA_CHANNELS, _TABLE = 8 * int(Ctx.CHANNELS), 8 * int(Ctx.CMA_CHANNELS), 8 * int(Ctx.TABLE)
+_ABORT = 8 * int(Ctx.ABORT)
 _ENTERED, _PEER, _HAS_CALLS = 8 * int(Ctx.ENTERED), 8 * int(Ctx.PEER), 8 * int(Ctx.HAS_CALLS)
 _STEPS, _SPANS, _N_LANES = 8 * int(Ctx.STEPS), 8 * int(Ctx.SPANS), 8 * int(Ctx.N_LANES)
 _EXPECTS, _PCS, _ENDS = 8 * int(Ctx.EXPECTS), 8 * int(Ctx.PCS), 8 * int(Ctx.ENDS)
@@ -66,7 +67,7 @@ _X, _OUT, _STAGE, _SCRATCH = 8 * int(Buffer.X), 8 * int(Buffer.OUT), 8 * int(Buf
 _MORE = 8 * N_BUFFERS
 _REGISTERED, _CMA, _STAGED = int(Kind.REGISTERED), int(Kind.CMA), int(Kind.STAGED)
 _PHASE_ENTER, _PHASE_BODY = int(Phase.ENTER), int(Phase.BODY)
-_MISMATCH, _NEED_PLAN = int(Code.MISMATCH), int(Code.NEED_PLAN)
+_MISMATCH, _NEED_PLAN, _ABORTED = int(Code.MISMATCH), int(Code.NEED_PLAN), int(Code.ABORTED)
 _SLOT_STATE, _SLOT_BEGIN, _SLOTS_NBYTES = 8 * int(Slot.STATE), 8 * int(Slot.BEGIN), 8 * N_SLOTS
 
 
@@ -211,6 +212,9 @@ def enter(ctx: int) -> int:
             store64(ctx + _ENTERED, peer + 1)
     if not complete:
         return WAITING
+    if load_acquire(load64(ctx + _ABORT)) != 0:
+        # A peer entered, gave up, and is gone from the call: its header stays, but nothing more will come from it.
+        return _ABORTED
     kind = load64(ctx + _OWN_KIND)
     for peer in range(size):
         kind = min(kind, load64(load64(headers + 8 * peer) + area + _H_KIND))

@@ -5,5 +5,5 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-for _folder in (Path(__file__).parent, Path(__file__).parent.parent / "rows"):
-    sys.path.insert(0, str(_folder))
+for _folder in ("mutants", "rows", "engine"):
+    sys.path.insert(0, str(Path(__file__).parent.parent / _folder))

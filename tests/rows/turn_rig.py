@@ -71,11 +71,12 @@ class Rig:
     Args:
         size: ranks.
         cma: whether ordinary memory may be reached.
+        engine: the compiled one, or another with the same functions.
         settings: of `choose`, over small defaults.
     """
 
-    def __init__(self, size: int, *, cma: bool = True, **settings: Any) -> None:
-        self.size = size
+    def __init__(self, size: int, *, cma: bool = True, engine: Any = engine, **settings: Any) -> None:
+        self.size, self.engine = size, engine
         self.ranks = [EngineRank(r, size) for r in range(size)]
         defaults = {"plan": "auto", "segment_bytes": None, "lanes": None, "inline_bytes": 256,
                     "staging_bytes": STAGE_NBYTES, "cma_min_bytes": 0}  # fmt: skip
@@ -124,16 +125,16 @@ class Rig:
 
     def start(self, r: int, program: Program, x: int, out: int = 0) -> int:
         """Begins a call on one rank and builds what it asks for; what the engine answered."""
-        return self._built(r, program, int(engine.call(self.ranks[r].ctx, program.address, x, out)))
+        return self._built(r, program, int(self.engine.call(self.ranks[r].ctx, program.address, x, out)))
 
     def resume(self, r: int, program: Program | None = None) -> int:
         """Lets one rank go on."""
-        return self._built(r, program, int(engine.resume(self.ranks[r].ctx)))
+        return self._built(r, program, int(self.engine.resume(self.ranks[r].ctx)))
 
     def _built(self, r: int, program: Program | None, code: int) -> int:
         while code == Code.NEED_PLAN and program is not None:
             program.build(Kind(int(self.ranks[r].words[Ctx.KIND])))
-            code = int(engine.resume(self.ranks[r].ctx))
+            code = int(self.engine.resume(self.ranks[r].ctx))
         return code
 
     def run(
