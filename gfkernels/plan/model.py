@@ -7,7 +7,7 @@ then the lanes, each contiguous. Pre-steps run first; lanes are concurrent.
 from __future__ import annotations
 
 import hashlib
-from array import array
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,12 +126,12 @@ class PlanBuilder:
         self.stage_elements = 0
         self.scratch_elements = 0
         self.inline_elements = 0
-        self._spans = array("q")
+        self._spans = bytearray()
         self._n_spans = 0
-        self._pre = array("q")
+        self._pre = bytearray()
         self._n_pre = 0
         self._entered = False
-        self._lanes: dict[int, array[int]] = {}
+        self._lanes: dict[int, bytearray] = {}
         self._lane = 0
         self._rows = self._pre
         self._expects: npt.NDArray[np.int64] = np.zeros((size, N_CHANNELS), np.int64)
@@ -145,7 +145,7 @@ class PlanBuilder:
         self._lane = lane
         rows = self._lanes.get(lane)
         if rows is None:
-            rows = self._lanes[lane] = array("q")
+            rows = self._lanes[lane] = bytearray()
         self._rows = rows
 
     def enter(self) -> None:
@@ -153,7 +153,7 @@ class PlanBuilder:
         if self._entered or self._lanes:
             raise PlanError(f"rank {self.rank}: a plan has one ENTER, before all lanes")
         self._row(StepOp.ENTER, peer=EVERYONE)
-        self._n_pre = len(self._pre) // _WORDS - 1
+        self._n_pre = len(self._pre) // _ROW.size - 1
         self._entered = True
         self.lane(0)
 
@@ -172,25 +172,23 @@ class PlanBuilder:
         src = self._add(*src_wire, *src_array)
         dst = self._add(*dst_wire, *dst_array)
         count = (src_wire or src_array)[0][3]
-        self._rows.extend(
-            (
-                _COMBINE,
-                self._lane,
-                -1,
-                -1,
-                0,
-                count,
-                flags,
-                src,
-                len(src_wire),
-                len(src_array),
-                dst,
-                len(dst_wire),
-                len(dst_array),
-                segment,
-                array_index,
-                0,
-            )
+        self._rows += _ROW.pack(
+            _COMBINE,
+            self._lane,
+            -1,
+            -1,
+            0,
+            count,
+            flags,
+            src,
+            len(src_wire),
+            len(src_array),
+            dst,
+            len(dst_wire),
+            len(dst_array),
+            segment,
+            array_index,
+            0,
         )
 
     def convert(
@@ -261,16 +259,16 @@ class PlanBuilder:
 
     def build(self) -> Plan:
         """The finished plan."""
-        body = array("q", self._pre)
-        if not self._entered and len(body):
+        body = bytearray(self._pre)
+        if not self._entered and body:
             raise PlanError(f"rank {self.rank}: rows before any lane and no ENTER: call lane(0) first")
-        starts = [len(body) // _WORDS]
+        starts = [len(body) // _ROW.size]
         for _, rows in sorted(self._lanes.items()):
-            if len(rows):
-                body.extend(rows)
-                starts.append(len(body) // _WORDS)
-        steps = np.frombuffer(body.tobytes(), STEP_DTYPE) if len(body) else np.zeros(0, STEP_DTYPE)
-        spans = np.frombuffer(self._spans.tobytes(), SPAN_DTYPE) if self._n_spans else np.zeros(0, SPAN_DTYPE)
+            if rows:
+                body += rows
+                starts.append(len(body) // _ROW.size)
+        steps = np.frombuffer(bytes(body), STEP_DTYPE) if body else np.zeros(0, STEP_DTYPE)
+        spans = np.frombuffer(bytes(self._spans), SPAN_DTYPE) if self._spans else np.zeros(0, SPAN_DTYPE)
         return Plan(
             name=self.name,
             collective=self.collective,
@@ -292,7 +290,7 @@ class PlanBuilder:
     def _add(self, *spans: Span) -> int:
         first = self._n_spans
         for span in spans:
-            self._spans.extend(span)
+            self._spans += _SPAN.pack(*span)
         self._n_spans = first + len(spans)
         return first
 
@@ -310,29 +308,13 @@ class PlanBuilder:
     ) -> None:
         first = self._add(*spans) if spans else 0
         one = 1 if spans else 0
-        self._rows.extend(
-            (
-                op,
-                self._lane,
-                peer,
-                channel,
-                value,
-                count,
-                0,
-                first,
-                0,
-                one,
-                first + one,
-                0,
-                one,
-                segment,
-                array_index,
-                0,
-            )
+        self._rows += _ROW.pack(
+            op, self._lane, peer, channel, value, count, 0, first, 0, one, first + one, 0, one, segment, array_index, 0
         )
 
 
-_WORDS: Final = len(STEP_DTYPE.names or ())
+_ROW: Final = struct.Struct(f"={len(STEP_DTYPE.names or ())}q")
+_SPAN: Final = struct.Struct(f"={len(SPAN_DTYPE.names or ())}q")
 _COMBINE: Final = int(StepOp.COMBINE)
 _WIRE_BUFFERS: Final = (Buffer.STAGE, Buffer.INLINE)
 
