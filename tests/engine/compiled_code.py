@@ -70,4 +70,4 @@ def behind(body: str, pattern: re.Pattern[str]) -> str:
         if label not in reached:
             reached.add(label)
             left += re.findall(r"label %\"?([\w.$-]+)\"?", blocks[label])
-    return rest + "".join(blocks[label] for label in reached)
+    return str(rest) + "".join(blocks[label] for label in reached)

@@ -13,7 +13,7 @@ from plan_families import FAMILIES
 from test_against_slow import compare, inputs, numbers_of
 
 from gfkernels.engine.context import Code, Ctx
-from gfkernels.plan import direct
+from gfkernels.plan.model import PlanBuilder
 from gfkernels.transport.table import Fault
 from gfkernels.types import DTYPES
 
@@ -76,7 +76,7 @@ def test_a_row_for_everyone_goes_on_where_it_stopped() -> None:
     size = 5
     mesh = FramedMesh(size, seed=1, again=0.8)
     world = World(size, ends=mesh.ends)
-    b = [direct.PlanBuilder("test", "barrier", rank, size, 0) for rank in range(size)]
+    b = [PlanBuilder("test", "barrier", rank, size, 0) for rank in range(size)]
     for builder in b:
         builder.lane(0)
         for round_ in range(3):

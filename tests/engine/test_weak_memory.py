@@ -112,7 +112,7 @@ def _two_callers(seed: int, changes: Changes | None) -> None:
     builder.copy(builder.own(Buffer.X, 0, 2), builder.own(Buffer.OUT, 0, 2))
     program = world.program(builder.build(), Numbers())
     world.memory.share(world.ctx(0), world.words[0].nbytes)
-    arrays = [[Guarded(8), Guarded(8)] for _ in range(2)]
+    first, second = (Guarded(8), Guarded(8)), (Guarded(8), Guarded(8))
 
     def work(x: Guarded, out: Guarded, mark: int) -> None:
         world.adopt(x)
@@ -125,7 +125,7 @@ def _two_callers(seed: int, changes: Changes | None) -> None:
             assert world.read(out) == bytes([mark]) * 8, "a call went to another caller's array"
             world.write(out, bytes(8))
 
-    world.memory.run([lambda: work(*arrays[0], 1), lambda: work(*arrays[1], 2)])
+    world.memory.run([lambda: work(first[0], first[1], 1), lambda: work(second[0], second[1], 2)])
     assert world.words[0, Ctx.SEQUENCE] == world.words[0, Ctx.N_CALLS] == 6
 
 
