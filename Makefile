@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 # Benchmarks do not run beside other tests, and their plug-in says so with a warning, which is an error here.
 PYTEST := $(BIN)/python -m pytest -p no:benchmark $(PYTEST_ARGS)
-PARALLEL := -n $(WORKERS) --dist loadgroup
+PARALLEL := -n $(WORKERS) --dist worksteal
 PACKAGING := pyproject.toml setup.cfg gfkernels/_version.py
 
 .PHONY: help demo test check lint bench docs coverage clean

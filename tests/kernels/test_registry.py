@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from kernel_oracle import Case, cases, label, variants, verify
 from kernel_process import digests
@@ -19,7 +21,7 @@ from gfkernels import kernels
 from gfkernels.errors import UsageError
 from gfkernels.kernels import objects, registry
 from gfkernels.native import jit
-from gfkernels.types import DTYPES, DType, ReduceOp
+from gfkernels.types import DTYPES, RAW_SOURCES, DType, ReduceOp
 
 F32 = DTYPES["float32"]
 
@@ -61,11 +63,17 @@ def test_everything_else_exists() -> None:
     assert len(variants()) == 5 * (3 + 3 + 2 + 2) + 8 * 4 + 2
 
 
-def test_the_arrays_own_dtype_as_wire_is_no_wire() -> None:
-    for name in ("float16", "bfloat16"):
-        assert kernels.combine(ReduceOp.SUM, DTYPES[name], DTYPES[name]) == kernels.combine(
-            ReduceOp.SUM, DTYPES[name], None
-        )
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_the_arrays_own_dtype_as_wire_tells_what_has_travelled(name: str) -> None:
+    """A mean scales an array's contribution before it travels, and not again what has travelled."""
+    dtype = DTYPES[name]
+    travelled, mine, result = (np.array([value], dtype.numpy) for value in (3.0, 8.0, 0.0))
+    pointers = np.array([array.ctypes.data for array in (travelled, mine, result)], np.int64)
+    counts = np.array([1, 1, 0, 1, RAW_SOURCES], np.int64)
+    scale = np.array([0.25, 1.0])
+    call = ctypes.CFUNCTYPE(*(ctypes.c_int64,) * 5)(kernels.combine(ReduceOp.MEAN, dtype, dtype))
+    assert call(pointers.ctypes.data, counts.ctypes.data, 1, scale.ctypes.data) == 0
+    assert float(result[0]) == 3.0 + 8.0 / 4
 
 
 def test_a_second_process_loads_what_the_first_compiled(first_process: tuple[Path, dict[str, Any]]) -> None:
