@@ -10,51 +10,16 @@ from typing import Any
 import numpy as np
 from turn_rig import Rig
 
-from gfkernels.engine.context import HEADER_NBYTES, Code, Ctx, Kern, Prog
+from gfkernels.engine.context import Code, Ctx
 from gfkernels.transport.table import AGAIN, OK, Slot
-from gfkernels.types import DTYPES
 
 _PUT = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 8)
 _POLL = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 3)
 _STATE_ONLY = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
-_COMBINE = ctypes.CFUNCTYPE(ctypes.c_int64, *(ctypes.c_int64,) * 4)
 
 
 def _address(callback: object) -> int:
     return int(ctypes.cast(callback, ctypes.c_void_p).value or 0)  # type: ignore[arg-type]
-
-
-def entry_waits_for_all(engine: Any) -> None:
-    """ENTER is passed only once every rank has come."""
-    rig = Rig(2, engine=engine)
-    x = np.ones(4, np.float32)
-    assert rig.start(0, rig.request("allreduce", "float32", 4)[0], x.ctypes.data) == Code.SLICE
-
-
-def pre_steps_come_before_the_header(engine: Any) -> None:
-    """While a small array is being packed, its header is not out."""
-    rig = Rig(2, engine=engine)
-    program = rig.request("allreduce", "float32", 4, wire=DTYPES["float16"])[0]
-    header = rig.ranks[0].control[4096 + HEADER_NBYTES :][:8].view(np.int64)
-    kernel = np.ctypeslib.as_array((ctypes.c_int64 * len(Kern)).from_address(int(program.words[Prog.KERNELS])))
-    seen: list[int] = []
-    callback = _COMBINE(lambda *_: seen.append(int(header[0])) or 0)
-    kernel[Kern.COMBINE] = _address(callback)
-    rig.start(0, program, np.ones(4, np.float32).ctypes.data)
-    assert seen == [0]
-    assert header[0] != 0
-
-
-def a_fast_rank_spoils_no_slow_one(engine: Any) -> None:
-    """Rank 1 finishes call 1 and begins call 2 while rank 0 still sleeps in call 1."""
-    rig = Rig(2, engine=engine)
-    programs = rig.request("allreduce", "float32", 4)
-    x, y, z = (np.full(4, value, np.float32) for value in (1, 2, 50))
-    assert rig.start(0, programs[0], x.ctypes.data) == Code.SLICE
-    assert rig.start(1, programs[1], y.ctypes.data) == Code.DONE
-    assert rig.start(1, programs[1], z.ctypes.data) == Code.SLICE
-    assert rig.resume(0) == Code.DONE
-    assert x.tolist() == [3.0] * 4
 
 
 def a_mismatch_is_found(engine: Any) -> None:
@@ -73,20 +38,6 @@ def attempts_do_not_meet(engine: Any) -> None:
     assert rig.start(0, programs[0], x.ctypes.data) == Code.SLICE
     rig.ranks[1].words[Ctx.ATTEMPT] = 1
     assert rig.start(1, programs[1], y.ctypes.data) == Code.SLICE
-
-
-def signals_of_an_earlier_call_do_not_count(engine: Any) -> None:
-    """In a second call rank 1 does not leave before rank 0 has done its part."""
-    rig = Rig(2, engine=engine, inline_bytes=0)
-    programs = rig.request("allreduce", "float32", 64)
-    xs = [rig.ranks[r].array(np.full(64, r + 1, np.float32), True) for r in range(2)]
-    rig.run(programs, xs)
-    assert all(x.tolist() == [3.0] * 64 for x in xs)
-    assert rig.start(0, programs[0], xs[0].ctypes.data) == Code.SLICE
-    assert rig.start(1, programs[1], xs[1].ctypes.data) == Code.SLICE
-    assert rig.resume(0) == Code.DONE
-    assert rig.resume(1) == Code.DONE
-    assert all(x.tolist() == [6.0] * 64 for x in xs)
 
 
 def a_signal_is_sent_once(engine: Any) -> None:

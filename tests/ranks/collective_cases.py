@@ -28,8 +28,8 @@ def values(dtype: str, count: int, rank: int, salt: int = 0) -> Array:
         return rng.integers(0, 2, count).astype(bool)
     if DTYPES[dtype].kind == "f":
         return (rng.standard_normal(count) * 2.0 ** rng.integers(-4, 4, count)).astype(np.float32).astype(element)
-    info = np.iinfo(element)
-    return rng.integers(info.min, info.max, count, dtype=element, endpoint=True)
+    info = np.iinfo(np.dtype(dtype))
+    return rng.integers(info.min, info.max, count, dtype=np.dtype(dtype), endpoint=True)
 
 
 def place(array: Array, registered: bool) -> Array:
@@ -315,8 +315,8 @@ def case_arrays(comm: gf.Communicator) -> None:
     except gf.UsageError as error:
         assert "shares part" in str(error)
     assert gf.allreduce(frozen, out=np.empty(3))[0] == n
-    x = np.ones(4)
-    assert np.all(gf.allreduce(x, out=x) == n)
+    y = np.ones(4)
+    assert np.all(gf.allreduce(y, out=y) == n)
 
 
 def case_torch(comm: gf.Communicator) -> None:

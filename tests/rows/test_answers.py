@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,10 @@ from gfkernels import engine
 from gfkernels.engine.context import Code, Ctx, Owner, Phase
 from gfkernels.engine.executor import blocked_on, reenter
 from gfkernels.transport.table import AGAIN, OK, Fault, Slot
+
+
+def _address(callback: Any) -> int:
+    return int(ctypes.cast(callback, ctypes.c_void_p).value or 0)
 
 
 def _blocked(rig: Rig) -> tuple[list[np.ndarray], list[object]]:
@@ -130,7 +135,7 @@ def test_a_signal_to_everyone_is_not_repeated_after_again() -> None:
         return int(real[peer](state, peer, *rest))
 
     callback = prototype(put)
-    table[1:, Slot.PUT] = ctypes.cast(callback, ctypes.c_void_p).value
+    table[1:, Slot.PUT] = _address(callback)
     xs = [rig.ranks[r].array(np.full(300, r + 1.0, np.float32), True) for r in range(3)]
     rig.run(rig.request("allreduce", "float32", 300), xs)
     assert again == [0], "the fault was never met"
@@ -149,7 +154,7 @@ def test_a_fault_names_the_peer() -> None:
         return -int(Fault.SYSTEM)
 
     callback = prototype(poll)
-    rig.channels[1].table[2, Slot.POLL] = ctypes.cast(callback, ctypes.c_void_p).value
+    rig.channels[1].table[2, Slot.POLL] = _address(callback)
     xs = [np.ones(300, np.float32) for _ in range(3)]
     programs = rig.request("allreduce", "float32", 300)
     codes = [Code.SLICE] * 3
