@@ -1,4 +1,4 @@
-"""Owns how the tests of the engine find their helpers, and those of the plans."""
+"""Owns how the tests of the engine find their helpers, and those of plans and transports."""
 
 from __future__ import annotations
 
@@ -6,5 +6,6 @@ import sys
 from pathlib import Path
 
 # With --import-mode=importlib a test's folder is not on the path, and two helper modules may bear the same name.
-for folder in (Path(__file__).parent, Path(__file__).parent.parent / "plan", Path(__file__).parent.parent):
+_TESTS = Path(__file__).parent.parent
+for folder in (_TESTS, _TESTS / "transport", _TESTS / "plan", _TESTS / "engine"):
     sys.path.insert(0, str(folder))

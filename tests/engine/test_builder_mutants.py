@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from builder_mutants import MUTANTS, BuilderMutant
 from changed_sources import Changes, Sources
+from engine_compare import kind_of, numbers_of
 from engine_parts import Numbers
 from engine_world import Ended, Stuck
 from plan_families import FAMILIES
-from test_against_slow import kind_of, numbers_of
 from weak_memory import WeakWorld, weak_inputs
+from weak_mutants import LOCK_MUTANTS
 
 from gfkernels.plan.check import PlanError, check_sequence
 from gfkernels.plan.execute import Machine
@@ -81,3 +83,11 @@ def test_unchanged_sources_build_the_same_plans() -> None:
             assert mine.hash == real.hash
             assert mine.steps.tobytes() == real.steps.tobytes()
             assert mine.spans.tobytes() == real.spans.tobytes()
+
+
+def test_the_document_lists_them_all() -> None:
+    rows = (Path(__file__).parents[2] / "docs" / "mutants.md").read_text().splitlines()
+    reasons = {name: mutant.breaks for name, mutant in MUTANTS.items()}
+    reasons |= {name: mutant[2] for name, mutant in LOCK_MUTANTS.items()}
+    for name, breaks in reasons.items():
+        assert rows.count(f"| {name} | {breaks} |") == 1, name

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from engine_compare import compare, inputs, numbers_of
 from engine_parts import Numbers
 from engine_world import Ended, World
 from framed_mesh import FramedMesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_families import FAMILIES
-from test_against_slow import compare, inputs, numbers_of
 
 from gfkernels.engine.context import Code, Ctx
 from gfkernels.plan.model import PlanBuilder

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from engine_compare import compare, inputs, numbers_of
 from engine_parts import Guarded, Numbers, Program
 from engine_world import World
 from framed_mesh import FramedMesh
+from meshes import tcp_mesh
 from plan_families import FAMILIES
-from test_against_slow import compare, inputs, numbers_of
 
 from gfkernels.engine.context import Code, Ctx, Kind, Owner, Phase, Prog
 from gfkernels.transport.table import Fault, Slot
 from gfkernels.types import DTYPES
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "transport"))
-
-from meshes import tcp_mesh
 
 REGISTERED, STAGED = "direct-registered-allreduce-packed0-out0", "direct-staged-allreduce-packed0-out0"
 RING = "ring-allreduce-packed0-out0-landing0-enter0"

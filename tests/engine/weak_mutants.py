@@ -132,3 +132,24 @@ MUTANTS: dict[str, WeakMutant] = {
         "rows of a lane overtake one another",
     ),
 }
+
+_TAKE = "    if compare_exchange(ctx + _LOCK, _NOBODY, _CALLER) != _NOBODY:\n"
+_GIVE = "    store_release(ctx + _LOCK, _NOBODY)\n"
+_LAST = "    store64(ctx + _PHASE, _IDLE_PHASE)\n" + _GIVE + "    return _DONE"
+_COUNT = "    store64(ctx + _ATTEMPT, 0)\n    store64(ctx + _N_CALLS"
+
+LOCK_MUTANTS = {
+    "lock: taken without looking": (_TAKE, _TAKE.replace("!= _NOBODY", "== -1"), "two threads run one call"),
+    "lock: looked at, then taken": (
+        _TAKE + "        return _BUSY\n",
+        "    if load_acquire(ctx + _LOCK) != _NOBODY:\n        return _BUSY\n    store_release(ctx + _LOCK, _CALLER)\n",
+        "two threads that look at the same time both go in",
+    ),
+    "lock: given back by a plain store": (
+        _LAST,
+        _LAST.replace("store_release", "store64"),
+        "the next thread goes in before it can see what the last one wrote",
+    ),
+    "lock: given back before the counters": (_COUNT, _GIVE + _COUNT, "a call is counted once where two were made"),
+}
+"""Changes of `gfkernels.engine.executor`: (what stands there exactly once, what is put there, what would go wrong)."""
