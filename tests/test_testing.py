@@ -1,4 +1,4 @@
-"""Owns the tests of the public testing helpers: real ranks answer, fail, hang and die, and are always gone afterwards."""
+"""Owns the tests of the testing helpers: real ranks answer, fail, hang and die, and are always gone afterwards."""
 
 from __future__ import annotations
 
