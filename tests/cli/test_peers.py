@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gfkernels.cli import bench_peers
 from gfkernels.cli.bench_measure import Bench, Effort
 from gfkernels.cli.bench_options import Options
 from gfkernels.cli.bench_subjects import Ours, Refused, library_name, peers
+from gfkernels.cli.self_run import environment
 
 Run = Callable[..., Any]
 
@@ -122,14 +124,42 @@ def test_a_peer_that_cannot_start_is_left_out_with_its_reason(monkeypatch: pytes
         )
 
 
+_UNDER_MPI = """
+from gfkernels.cli.bench_options import Options
+from gfkernels.cli.bench_rank import take_part
+
+for collective in ("allreduce", "reduce_scatter", "allgather", "broadcast", "barrier"):
+    options = Options(collective, first="4K", last="4K", iters=2, warmup=0, memory="ordinary", peers={"mpi": ""})
+    assert take_part(options) == 0, options
+"""
+
+
 @pytest.mark.mpi
-def test_mpi_beside_ours(gfkernels: Run) -> None:
+@pytest.mark.slow
+def test_every_collective_of_mpi_beside_ours(tmp_path: Path) -> None:
+    launcher, name = _mpi()
+    (tmp_path / "job.py").write_text(_UNDER_MPI)
+    words = [*launcher, "-n", "2", sys.executable, str(tmp_path / "job.py")]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("2 rows, every element right") == 4
+    assert done.stdout.count(f"{name} ") == 5
+    assert done.stderr == ""
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_bench_starts_its_ranks_under_mpi(gfkernels: Run) -> None:
+    _, name = _mpi()
+    done = gfkernels("bench", "-n", "2", "-b", "4K", "-e", "4K", "--peers", "--iters", "3")
+    assert done.code == 0, done.out + done.err
+    assert f"{name} " in done.out and "side by side" in done.out
+
+
+def _mpi() -> tuple[tuple[str, ...], str]:
+    """How to start ranks, and what the table calls the library."""
     found = bench_peers.find_peers()
     if not found.launcher:
         pytest.skip(f"no MPI to compare with: {found.peers['mpi']}")
     version = subprocess.run([sys.executable, "-c", bench_peers._PROBE], capture_output=True, text=True).stdout
-    for collective in ("allreduce", "reduce_scatter", "allgather", "broadcast"):
-        done = gfkernels("bench", collective, "-n", "2", "-b", "4K", "-e", "4K", "--peers", "--iters", "3")
-        assert done.code == 0, done.err
-        assert library_name(version) in done.out
-        assert "every element right" in done.out
+    return found.launcher, library_name(version)
