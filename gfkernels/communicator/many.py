@@ -66,7 +66,12 @@ def _reduce(comm: Communicator, op: ReduceOp, items: list[HostArray], wire: DTyp
         comm._run(program, items[0].address, 0, items)
         if int(core.words[Ctx.KIND]) != Kind.STAGED:
             return
+        agreed = 0
+    else:
+        # Nobody has compared the lists: the first array that travels does, or a shorter list would go unnoticed.
+        agreed = Request("allreduce_many", op).signature([(item.dtype.code, item.count) for item in items])
     for item in items:
         chosen = effective_wire(item.dtype, wire) if item.dtype.kind == "f" else None
-        request = Request("allreduce", op, item.dtype, chosen, item.count)
+        request = Request("allreduce", op, item.dtype, chosen, item.count, part_of=agreed)
+        agreed = 0 if item.count else agreed
         comm._run(core.programs.get(request), item.address, 0, items)

@@ -25,6 +25,7 @@ class Request(NamedTuple):
         elements: of the input.
         out: whether the result of an allreduce goes to another array: on all ranks or on none.
         root: of a broadcast.
+        part_of: of a list's first array where the list runs one by one: a number that differs where lists differ.
     """
 
     collective: str
@@ -34,6 +35,7 @@ class Request(NamedTuple):
     elements: int = 0
     out: bool = False
     root: int = 0
+    part_of: int = 0
 
     @property
     def code(self) -> int:
@@ -44,7 +46,7 @@ class Request(NamedTuple):
 
     def signature(self, *agreed: object) -> int:
         """A positive 62-bit number that differs where requests, or other things to be agreed, differ."""
-        text = repr((self.code, self.elements, self.root, self.out, *agreed))
+        text = repr((self.code, self.elements, self.root, self.out, self.part_of, *agreed))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 2
 
     def row(self) -> dict[str, Any]:
