@@ -73,12 +73,12 @@ def serve(server: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Forks on order and tells how children end; returns an order in the child, None when the test run is over."""
     children: dict[int, int] = {}  # process ids by pidfd
     while True:
-        ready, _, _ = select.select([server, *children], [], [])
+        ready, _, _ = select.select([server.fileno(), *children], [], [])
         for pidfd in [fd for fd in children if fd in ready]:
             pid, status = os.waitpid(children.pop(pidfd), 0)
             os.close(pidfd)
             server.send(json.dumps({"ended": pid, "status": os.waitstatus_to_exitcode(status)}).encode())
-        if server not in ready:
+        if server.fileno() not in ready:
             continue
         found = receive(server)
         if found is None:

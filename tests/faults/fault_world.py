@@ -222,8 +222,10 @@ class World:
                 os.killpg(pid, signal.SIGKILL)
         for pid in alive:
             self._nursery.status(pid, time.monotonic() + 10)
-        for thing in [*self._sockets, *self._logs]:
-            thing.close()
+        for connection in self._sockets:
+            connection.close()
+        for log in self._logs:
+            log.close()
         return stragglers
 
 
