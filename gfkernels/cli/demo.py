@@ -35,7 +35,10 @@ def demo_command(
 ) -> None:
     """See it work: a few verified allreduces between processes of this machine, in a small table."""
     from gfkernels.cli.self_run import launched_world, run_ranks
+    from gfkernels.config import Config
 
+    # Once here, rather than by every rank.
+    Config.load(None, os.environ)
     if launched_world() is not None:
         try:
             raise typer.Exit(take_part())
