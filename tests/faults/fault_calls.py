@@ -16,26 +16,30 @@ from gfkernels.transport.table import AGAIN, Slot
 ODD = 1
 
 
+def _odd_call(kind: str, odd: bool, x: Any, z: Any) -> Callable[[], Any]:
+    calls: dict[str, Callable[[], Any]] = {
+        "count": lambda: gf.allreduce(x[:11] if odd else x),
+        "large count": lambda: gf.allreduce(z[:-1] if odd else z),
+        "dtype": lambda: gf.allreduce(x.view(np.int32) if odd else x),
+        "op": lambda: gf.allreduce(x, "max" if odd else "sum"),
+        "order": lambda: gf.barrier() if odd else gf.allreduce(x),
+        "wire": lambda: gf.allreduce(x, wire="float16" if odd else None),
+        "root": lambda: gf.broadcast(x, 1 if odd else 0),
+        "list": lambda: gf.allreduce_many([x] if odd else [x[:6], x[6:]]),
+        "absent": lambda: gf.allreduce(x[:11] if odd else x),
+    }
+    return calls[kind]
+
+
 def mismatch(rank: Rank, kinds: list[str]) -> None:
     """Ranks ask for different things, time after time, each time with a new communicator."""
     odd = rank.rank == ODD
     for kind in kinds:
         gf.init()
         x, z = np.ones(12, np.float32), np.ones(300_000, np.float32)
-        calls: dict[str, Callable[[], Any]] = {
-            "count": lambda x=x: gf.allreduce(x[:11] if odd else x),
-            "large count": lambda z=z: gf.allreduce(z[:-1] if odd else z),
-            "dtype": lambda x=x: gf.allreduce(x.view(np.int32) if odd else x),
-            "op": lambda x=x: gf.allreduce(x, "max" if odd else "sum"),
-            "order": lambda x=x: gf.barrier() if odd else gf.allreduce(x),
-            "wire": lambda x=x: gf.allreduce(x, wire="float16" if odd else None),
-            "root": lambda x=x: gf.broadcast(x, 1 if odd else 0),
-            "list": lambda x=x: gf.allreduce_many([x] if odd else [x[:6], x[6:]]),
-            "absent": lambda x=x: gf.allreduce(x[:11] if odd else x),
-        }
         if kind == "absent" and rank.rank == 2:
             rank.hear()
-        rank.fails(calls[kind])
+        rank.fails(_odd_call(kind, odd, x, z))
         rank.report("array", clean=bool(np.all(x == 1) and np.all(z == 1)))
         rank.fails(gf.barrier, "after")
         gf.shutdown()
@@ -55,6 +59,7 @@ def refuse(rank: Rank, when: str) -> None:
             rank.fails(lambda: gf.allreduce(frozen))
             rank.report("refused")
         elif when == "late":
+            rank.report("entering")
             rank.fails(lambda: gf.allreduce(np.ones(5)))
         else:
             rank.hear()
@@ -71,6 +76,10 @@ _PUT = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 8)
 _POLL = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)
 
 
+def _address(function: Any) -> int:
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
+
 def inject(rank: Rank, what: str, bad: int) -> None:
     """A transport that is often busy, or reports a fault after a while."""
     comm = gf.init()
@@ -80,7 +89,7 @@ def inject(rank: Rank, what: str, bad: int) -> None:
     x = np.ones(700_000, np.float32)
     gf.allreduce(x)
     counted = {"calls": 0, "injected": 0}
-    kept = []
+    kept: list[Any] = []
     for q in range(rank.size) if rank.rank == bad else ():
         if q == rank.rank:
             continue
@@ -102,10 +111,10 @@ def inject(rank: Rank, what: str, bad: int) -> None:
 
         if what == "busy":
             kept.append(_PUT(busy))
-            table[q, Slot.PUT] = ctypes.cast(kept[-1], ctypes.c_void_p).value
+            table[q, Slot.PUT] = _address(kept[-1])
         else:
             kept.append(_POLL(faulty))
-            table[q, Slot.POLL] = ctypes.cast(kept[-1], ctypes.c_void_p).value
+            table[q, Slot.POLL] = _address(kept[-1])
     comm.barrier() if what == "busy" else time.sleep(0)
 
     def calls() -> None:

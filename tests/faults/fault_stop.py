@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,7 @@ def reuse(rank: Rank, memory: str, victim: int) -> None:
             x[:] = 1
             gf.allreduce(x)
 
-    error = rank.fails(lambda: calls(x))
+    error = rank.fails(functools.partial(calls, x))
     assert error is not None
     error.__traceback__ = error.__context__ = error.__cause__ = None  # they would keep the array
     del x

@@ -139,8 +139,8 @@ class World:
                     return self._heard[rank].pop(i)
             if not self._listen(rank, deadline):
                 raise AssertionError(
-                    f"rank {rank} did not report {what!r} ({self.describe(rank)}), but {self._heard[rank]}:\n"
-                    f"{self.log(rank)}"
+                    f"rank {rank} did not report {what!r} ({self.describe(rank)}), but {self._heard[rank]}\n"
+                    + "\n".join(f"-- rank {q}, {self.describe(q)}:\n{self.log(q)}" for q in self.all())
                 )
 
     def reports(self, what: str = "call", ranks: Sequence[int] | None = None) -> list[dict[str, Any]]:

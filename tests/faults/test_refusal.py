@@ -18,7 +18,8 @@ def test_waiting_peers_hear_of_it(start: Callable[..., World], way: str) -> None
     world = start("fault_calls:refuse", "late", transport=way, timeout_s=20)
     world.reports("ready")
     for _ in range(TIMES):
-        time.sleep(0.2)
+        world.reports("entering", world.others(ODD))
+        time.sleep(0.4)
         world.tell("refuse", [ODD])
         own = world.report(ODD)
         assert own["error"] == "UsageError" and "read-only" in own["message"]
@@ -37,6 +38,7 @@ def test_nobody_was_waiting(start: Callable[..., World]) -> None:
     for _ in range(TIMES):
         assert world.report(ODD)["error"] == "UsageError"
         world.report(ODD, "refused")
+        time.sleep(0.05)  # who comes within a millisecond counts as waiting
         world.tell("come", world.others(ODD))
     world.reports("went on")
     world.end()
