@@ -143,7 +143,10 @@ def prescale(op: str, dtype: str, wire: str | None, size: int) -> float:
     """What mean multiplies 16-bit contributions by before they are added: 2^-k, k = round(log2 sqrt(size))."""
     if op != "mean" or (wire or dtype) not in NARROW:
         return 1.0
-    return float(2.0 ** -round(np.log2(np.sqrt(size))))
+    k = 0
+    while 2 * 4**k <= size:  # log2(sqrt(size)) is k + 1/2 or more
+        k += 1
+    return 2.0**-k
 
 
 def documented(op: str, inputs: Sequence[Array], wire: str | None = None) -> Array:
