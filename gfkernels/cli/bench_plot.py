@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gfkernels.cli.bench_measure import Row
-from gfkernels.cli.bench_report import machine
+from gfkernels.cli.bench_report import load, machine
 from gfkernels.errors import UnavailableError
 
 _OURS: Final = ("#0b5fa5", "#3aa0d8")
@@ -44,10 +44,11 @@ def plot(rows: Sequence[Row], path: str, comm: Any, about: str) -> None:
     for name in names:
         mine = [row for row in rows if row.by == name]
         sizes = [row.case.nbytes for row in mine]
-        times.plot(sizes, [row.median_us for row in mine], label=name, **styles[name])
+        label = name if mine[0].is_peer else f"gfkernels, {name}"
+        times.plot(sizes, [row.median_us for row in mine], label=label, **styles[name])
         # One rank has no bus: busbw would be 0, which has no place on a logarithmic axis.
         rates = [row.busbw if comm.size > 1 else row.algbw for row in mine]
-        bandwidths.plot(sizes, rates, label=name, **styles[name])
+        bandwidths.plot(sizes, rates, label=label, **styles[name])
     bandwidth = "busbw" if comm.size > 1 else "algbw"
     for axes, title, unit in (
         (times, "time", "µs, lower is better"),
@@ -68,7 +69,7 @@ def plot(rows: Sequence[Row], path: str, comm: Any, about: str) -> None:
     figure.legend(lines, labels, fontsize=8, frameon=False, loc="outside upper right", ncols=len(labels))
     there = machine()
     figure.suptitle(f"{about}, {comm.size} ranks over {comm.transport}", x=0.01, ha="left", fontsize=12, color=_INK)
-    note = f"{there['cpu']}, {there['cores']:g} cores · medians of one run, peers in turns"
+    note = f"{there['cpu']}, {there['cores']:g} cores, load {load():.1f} before · medians of one run, all in turns"
     figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color="#777777")
     figure.savefig(path)
 
