@@ -60,6 +60,11 @@ def plot(rows: Sequence[Row], path: str, comm: Any, about: str) -> None:
         axes.set_xlabel("bytes of a rank's array", fontsize=9, color=_INK)
         axes.xaxis.set_major_formatter(tick_at.FuncFormatter(lambda value, _: human(value)))
         axes.yaxis.set_major_formatter(tick_at.FuncFormatter(lambda value, _: f"{value:g}"))
+        low, high = axes.get_ylim()
+        # Within a decade or so there are hardly any major ticks to read values from.
+        minor = tick_at.FuncFormatter(lambda value, _: f"{value:g}") if high < 20 * low else tick_at.NullFormatter()
+        axes.yaxis.set_minor_formatter(minor)
+        axes.tick_params(which="minor", labelsize=7, colors=_INK)
         axes.grid(True, which="major", color="#e3e5e8", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
@@ -68,7 +73,8 @@ def plot(rows: Sequence[Row], path: str, comm: Any, about: str) -> None:
     # Above the axes: wherever it lay inside, some curve would pass under it.
     figure.legend(lines, labels, fontsize=8, frameon=False, loc="outside upper right", ncols=len(labels))
     there = machine()
-    figure.suptitle(f"{about}, {comm.size} ranks over {comm.transport}", x=0.01, ha="left", fontsize=12, color=_INK)
+    ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
+    figure.suptitle(f"{about}, {ranks} over {comm.transport}", x=0.01, ha="left", fontsize=12, color=_INK)
     note = f"{there['cpu']}, {there['cores']:g} cores, load {load():.1f} before · medians of one run, all in turns"
     figure.supxlabel(note, x=0.01, ha="left", fontsize=7.5, color="#777777")
     figure.savefig(path)
