@@ -1,4 +1,4 @@
-"""Owns what the tests of collectives share: pools of real ranks that stay, helper modules, and a seed that is printed."""
+"""Owns what the tests of collectives share: pools of real ranks that stay, their helper modules, a printed seed."""
 
 from __future__ import annotations
 

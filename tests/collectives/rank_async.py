@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import exact_sums as truth
@@ -134,7 +135,7 @@ def waits_run_out() -> None:
     work = comm.allreduce(x, async_op=True)
     if comm.rank != comm.size - 1:
         for seconds in (0.0, 0.15):
-            raises(gf.WaitTimeout, "goes on", lambda seconds=seconds: work.wait(seconds))
+            raises(gf.WaitTimeout, "goes on", partial(work.wait, seconds))
         assert time.monotonic() - began < 0.9 or work.done(), "wait(timeout) took far too long"
         assert isinstance(_error(lambda: work.wait(0)), TimeoutError | type(None))
     (result,) = in_threads(lambda: work.wait(30))

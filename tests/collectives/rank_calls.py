@@ -1,4 +1,4 @@
-"""Owns what ranks do with one described allreduce: inputs, poisoned memory, the call, and whether its result is right."""
+"""Owns what ranks do with one described allreduce: inputs, poisoned memory, the call, and checks of its result."""
 
 from __future__ import annotations
 

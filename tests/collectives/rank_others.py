@@ -17,7 +17,9 @@ Told = tuple[str, str]
 """What all ranks must agree on: the call and how it went, and a hash of the result where all get the same."""
 
 
-def _check_sum(comm: gf.Communicator, op: str, got: Array, inputs: Sequence[Array], wire: str | None, what: str) -> None:
+def _check_sum(
+    comm: gf.Communicator, op: str, got: Array, inputs: Sequence[Array], wire: str | None, what: str
+) -> None:
     plan, _ = info(comm)
     wire = wire or (comm.config.wire if truth.name_of(got) in truth.FLOATS else None)
     if comm.size == 1:
@@ -160,7 +162,7 @@ def many(seed: int, op: str, wire: str | None, shapes: Sequence[tuple[str, int]]
 
 
 def handles(seed: int) -> list[Told]:
-    """Handles reduce what the array holds when they are called: whole, strided, several in turn, any number of times."""
+    """Handles reduce what the array holds when they are called: whole, strided, several in turn, time and again."""
     comm, told = gf.init(), []
     plain, registered = np.empty(3001, np.float32), gf.empty(50_000, "float16")
     strided, large = np.zeros((40, 30), np.float64)[:, ::3], np.empty(200_003, np.float32)

@@ -14,7 +14,7 @@ from gfkernels.testing import RankPool
 
 
 @pytest.fixture(
-    scope="module", params=ways("auto-1", "small-3", "cma-2", "ring-2", "tcp-3", quick=("auto-2", "tcp-2"))
+    scope="module", params=ways("auto-1", "small-3", "cma-2", "ring-2", "tcp-2", "tcp-3", quick=("auto-2",))
 )
 def pool(request: pytest.FixtureRequest, ranks: Callable[..., RankPool]) -> RankPool:
     way: Way = request.param

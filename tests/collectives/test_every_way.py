@@ -19,10 +19,10 @@ MIB = 1 << 20
 @pytest.fixture(
     scope="module",
     params=ways(
-        "small-2", "shm-2", "cma-2", "ring-2", "doubling-2", "tcp-ring-2", "tcp-doubling-2",
+        "auto-1", "tcp-2", "small-2", "shm-2", "cma-2", "ring-2", "doubling-2", "tcp-ring-2", "tcp-doubling-2",
         "auto-3", "small-3", "cma-3", "ring-3", "doubling-3", "tcp-3",
         "small-4", "doubling-4", "tcp-ring-4", "cma-5", "tcp-5", "doubling-5", "small-7", "tcp-doubling-7",
-        quick=("auto-1", "auto-2", "tcp-2"),
+        quick=("auto-2",),
     ),
 )  # fmt: skip
 def way(request: pytest.FixtureRequest) -> Way:

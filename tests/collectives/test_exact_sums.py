@@ -23,7 +23,7 @@ def _fails(check: object, *arguments: object) -> None:
 @pytest.mark.parametrize("wire", [None, *truth.WIRES])
 @pytest.mark.parametrize("dtype", truth.FLOATS)
 @pytest.mark.parametrize("op", ["sum", "mean", "prod"])
-@pytest.mark.parametrize("size", [2, 4, 7])
+@pytest.mark.parametrize("size", [2, 7])
 def test_the_documented_sum_is_within_the_bound_and_wrong_ones_are_not(
     dtype: str, op: str, size: int, wire: str | None
 ) -> None:

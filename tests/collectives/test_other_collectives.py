@@ -18,9 +18,9 @@ from gfkernels.testing import RankPool, RanksFailed
 @pytest.fixture(
     scope="module",
     params=ways(
-        "auto-1", "small-2", "shm-2", "cma-2", "ring-2", "tcp-ring-2", "small-3", "cma-3", "ring-3", "tcp-3",
+        "auto-1", "tcp-2", "small-2", "shm-2", "cma-2", "ring-2", "tcp-ring-2", "small-3", "cma-3", "ring-3", "tcp-3",
         "tcp-ring-4", "cma-4", "auto-5", "small-7",
-        quick=("auto-2", "tcp-2"),
+        quick=("auto-2",),
     ),
 )  # fmt: skip
 def way(request: pytest.FixtureRequest) -> Way:

@@ -1,4 +1,4 @@
-"""Owns random programs of allreduces between real ranks: whatever hypothesis asks for, all ranks agree and are right."""
+"""Owns random programs of allreduces between real ranks: whatever hypothesis asks for, all ranks are right."""
 
 from __future__ import annotations
 
