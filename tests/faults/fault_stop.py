@@ -74,6 +74,7 @@ def late(rank: Rank) -> None:
     x = np.ones(10)
     rank.fails(lambda: gf.allreduce(x))
     rank.report("sum", value=float(x[0]))
+    rank.fails(gf.barrier, "after")
     gf.shutdown()
 
 

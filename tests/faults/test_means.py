@@ -63,7 +63,7 @@ def test_more_ranks_than_cores(start: Callable[..., World], way: str, size: int,
         ("missing", "2"),
         pytest.param("secret", "secret", marks=pytest.mark.slow),
         pytest.param("size", "4", marks=pytest.mark.slow),
-        pytest.param("rank", "rank 0", marks=pytest.mark.slow),
+        pytest.param("rank", "missing rank", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_that_do_not_match(start: Callable[..., World], what: str, words: str) -> None:

@@ -38,7 +38,9 @@ def test_a_stopped_rank_writes_into_nobodys_memory(
     time.sleep(chance.uniform(0.0, 0.3))
     world.stop(victim)
     for one in world.reports("call", world.others(victim)):
-        assert "WaitTimeout" in one["kinds"] and f"rank {victim}" in one["message"], one
+        assert "WaitTimeout" in one["kinds"], one
+        # On a ring a rank knows only what its neighbour did not send, which may be for want of the victim.
+        assert way == "tcp" or f"rank {victim}" in one["message"], one
     world.reports("reused", world.others(victim))
     assert world.state(victim) == "T", "the fault was not hit"
     world.hurt(victim, signal.SIGCONT)
@@ -96,5 +98,8 @@ def test_a_rank_that_does_not_come_is_named(start: Callable[..., World], way: st
     assert 0.6 < first["seconds"] < 3.0
     assert all("WaitTimeout" in one["kinds"] for one in late)
     world.tell("come", [1])
-    assert world.report(1)["error"] in ("WaitTimeout", "CommunicatorBroken")
+    error, value = world.report(1)["error"], world.report(1, "sum")["value"]
+    # Over TCP all that the late rank needs may have reached its sockets before the others gave up.
+    assert error in ("WaitTimeout", "CommunicatorBroken") or (way == "tcp" and error is None and value == 3)
+    assert world.report(1, "after")["error"] is not None
     world.end()
