@@ -73,6 +73,11 @@ class Failure:
         if fault is Fault.PEER_LOST and self._wait_for_cause(_LAST_WORDS_S) is not None:
             # It gave up rather than died, and says why.
             return self.of_abort(program)
+        for q, world_rank in enumerate(self._core.members):
+            # A neighbour that gave up ends its connection too: who died comes first.
+            if world_rank in self._core.site.events.lost:
+                why = self._core.site.events.lost[world_rank]
+                return PeerLostError(f"{self.where(program)} lost rank {q}: {why}", q)
         error.args = (f"{self.where(program)}: {error}",)
         return error
 
