@@ -124,14 +124,16 @@ def run_cases(seed: int, cases: Sequence[Case], times: int = 1) -> list[Done]:
     return done
 
 
-def every_op_and_dtype(counts: Sequence[int], turn: int, wire: str | None = None) -> list[Case]:
+def every_op_and_dtype(
+    counts: Sequence[int], turn: int, wire: str | None = None, dtypes: Sequence[str] = truth.DTYPES
+) -> list[Case]:
     """Cases of every op and dtype, in memories, in and out of place, aligned and not, which take turns."""
     memories = itertools.islice(itertools.cycle(MEMORIES), turn, None)
     outs, offsets = itertools.cycle([False, True]), itertools.cycle([0, 1, 0, 0, 3])
-    dtypes = truth.DTYPES if wire is None else truth.FLOATS
     return [
         Case(op, dtype, count, next(memories), wire, next(outs), next(offsets), salt=turn)
         for dtype in dtypes
+        if wire is None or dtype in truth.FLOATS
         for op in truth.ops_of(dtype)
         for count in counts
     ]

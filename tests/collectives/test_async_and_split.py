@@ -14,7 +14,7 @@ from gfkernels.testing import RankPool
 
 @pytest.fixture(
     scope="module",
-    params=ways("auto-1", "small-3", "shm-2", "cma-2", "ring-3", "tcp-3", "tcp-ring-2", "auto-5", "tcp-5",
+    params=ways("auto-1", "small-3", "cma-2", "ring-3", "tcp-3", "tcp-ring-2", "tcp-5",
                 quick=("auto-2", "tcp-2")),
 )  # fmt: skip
 def way(request: pytest.FixtureRequest) -> Way:

@@ -55,6 +55,6 @@ def test_random_programs_of_two_ranks(ranks: Callable[..., RankPool], program: l
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("name", ["small", "tcp-ring"])
 @given(program=st.lists(cases(), min_size=1, max_size=4))
-@settings(max_examples=34, deadline=None, suppress_health_check=_QUIETLY)
+@settings(max_examples=17, deadline=None, suppress_health_check=_QUIETLY)
 def test_random_programs(ranks: Callable[..., RankPool], name: str, size: int, program: list[Case]) -> None:
     _check(ranks, name, size, program)
