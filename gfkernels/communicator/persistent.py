@@ -29,7 +29,7 @@ class PersistentCall:
         self._program_address = 0 if program is None else program.address
         # Where the memory is the array's own and nobody has to be told, there is nothing to do around the call.
         self._plain = core is not None and array.staging is None and array.framework == "numpy"
-        self._append = None if core is None else core.history.append
+        self._append: Any = None if core is None else core.history.append
         self._value = array.original
 
     def __call__(self) -> Any:
@@ -44,6 +44,7 @@ class PersistentCall:
         if self._plain:
             try:
                 code = _call(self._ctx, self._program_address, self._address, 0)
+                self._append(self._program)
                 if code == 0:
                     return self._value
                 self._finish(code)
@@ -63,6 +64,7 @@ class PersistentCall:
             array.refresh()
         try:
             code = _call(self._ctx, self._program_address, self._address, 0)
+            self._append(self._program)
             if code != 0:
                 self._finish(code)
         except GfkernelsError:
