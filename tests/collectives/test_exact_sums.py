@@ -9,6 +9,7 @@ import exact_sums as truth
 import ml_dtypes
 import numpy as np
 import pytest
+import rank_calls
 
 
 def _inputs(dtype: str, size: int, count: int = 400, op: str = "sum") -> list[truth.Array]:
@@ -94,3 +95,15 @@ def test_wild_values_hold_what_they_should() -> None:
         tiny = float(ml_dtypes.finfo(truth.numpy_dtype(dtype)).tiny)
         assert ((np.abs(x) < tiny) & (x != 0)).any()
     assert len({truth.digest(truth.values([3], "int32", 50, q)) for q in range(5)}) == 5
+
+
+def test_one_wrong_element_of_a_large_result_is_found() -> None:
+    inputs = [truth.values([8], "float32", 10_007, q) for q in range(3)]
+    good = np.resize(truth.documented("sum", inputs), 250_000)
+    rank_calls._check_bound("sum", good, inputs, None, "good")
+    for at in (0, 10_007, 123_456, 249_999):
+        bad = good.copy()
+        bad[at] += 1
+        _fails(rank_calls._check_bound, "sum", bad, inputs, None, "bad")
+        bad[at] = np.nan
+        _fails(rank_calls._check_bound, "sum", bad, inputs, None, "bad")
