@@ -105,6 +105,7 @@ def test_the_links_are_relative_links() -> None:
         assert os.readlink(ROOT / "gfkernels" / name) == f"../{name}"
 
 
+@pytest.mark.slow
 def test_wheel_holds_the_modules_and_nothing_else(archives: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(archives[0]) as wheel:
         names = {name for name in wheel.namelist() if not name.endswith("/")}
@@ -114,6 +115,7 @@ def test_wheel_holds_the_modules_and_nothing_else(archives: tuple[Path, Path]) -
     assert names - info == _modules() | {"gfkernels/py.typed"}
 
 
+@pytest.mark.slow
 def test_sdist_holds_the_tests_and_what_they_check(archives: tuple[Path, Path]) -> None:
     with tarfile.open(archives[1]) as sdist:
         members = {member.name.partition("/")[2]: member for member in sdist.getmembers()}
@@ -135,6 +137,7 @@ def test_sdist_holds_the_tests_and_what_they_check(archives: tuple[Path, Path]) 
     assert not odd
 
 
+@pytest.mark.slow
 def test_installed_elsewhere(elsewhere: tuple[Path, Path]) -> None:
     python, work = elsewhere
     code = """
@@ -179,6 +182,7 @@ def test_the_source_folders_are_not_importable_by_themselves() -> None:
         assert done.returncode != 0 and f"import gfkernels.{name}, not {name}" in done.stderr
 
 
+@pytest.mark.slow
 def test_import_brings_no_framework_and_starts_nothing(elsewhere: tuple[Path, Path]) -> None:
     python, work = elsewhere
     code = """
@@ -198,6 +202,7 @@ assert {number: signal.getsignal(number) for number in before} == before
     _run([python, "-c", code], work, OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 
+@pytest.mark.slow
 def test_import_costs_less_than_what_it_imports(elsewhere: tuple[Path, Path]) -> None:
     """Half a second beyond numba is the promise; a busy machine takes longer over both, so they are compared."""
     python, work = elsewhere

@@ -114,7 +114,8 @@ class Arena:
         if offset is None:
             raise UsageError(
                 f"{nbytes} bytes of shared memory asked for, {self.size - self.used_nbytes} available, in pieces, in "
-                f"this process's arena of {self.size} bytes. Drop arrays that are no longer used, or ask for less"
+                f"this process's arena of {self.size} bytes. Drop arrays that are no longer used, ask for "
+                "less, or raise arena_bytes (GFKERNELS_ARENA_BYTES)"
             )
         try:
             self._reserve(offset, reserved, nbytes)

@@ -110,7 +110,8 @@ class Failure:
         while not self.heard:
             for event in core.site.events.take(core.name):
                 core._hear(event, None)
-            lost = any(core.site.events.gone(world_rank) for world_rank in core.others)
+            # Only a death makes the explanation hopeless: a rank that left in order may be why another gave up.
+            lost = any(world_rank in core.site.events.lost for world_rank in core.others)
             if self.heard or time.monotonic() >= deadline or lost:
                 break
             time.sleep(0.002)
@@ -226,7 +227,8 @@ class Failure:
         # Peers name the call themselves, and this rank is named already.
         for prefix in () if program is None else (self.where(program),):
             text = text.removeprefix(prefix).lstrip(": ")
-        return text.removeprefix(f"rank {self._core.rank} ")
+        text = text.removeprefix(f"rank {self._core.rank} ")
+        return f"found {text}" if text.startswith("rank ") else text
 
 
 def _line(row: dict[str, Any]) -> str:

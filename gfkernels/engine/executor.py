@@ -116,11 +116,7 @@ def reenter(ctx: int) -> None:
 
 @njit
 def blocked_on(ctx: int, peer: int) -> int:
-    """1 where the running call cannot go on without `peer`; 0 where others are missing, or nothing is.
-
-    Of a call that a transport's signals carry, only rows that wait are looked at: a put that cannot go on is the
-    transport's to complain about.
-    """
+    """1 where the running call cannot go on without `peer`; 0 where others are missing, or nothing is."""
     if load64(ctx + _PHASE) == _ENTER:
         return 1 if has_entered(ctx, peer) == 0 else 0
     if load64(ctx + _PHASE) != _BODY:

@@ -154,12 +154,12 @@ def _everyone(ctx: int, row: int, lane: int, is_wait: bool) -> int:
 
 @njit
 def waits_for(ctx: int, row: int, peer: int) -> int:
-    """1 where this row waits for arrivals from `peer` that have not come."""
-    if load64(row + _OP) != _WAIT:
+    """1 where this row, at which a lane stands, needs `peer` to go on: to signal, or to take what is sent to it."""
+    op, of = load64(row + _OP), load64(row + _PEER_AT)
+    if (of != peer and of >= 0) or (op != _WAIT and op != _PUT and op != _SIGNAL):
         return 0
-    of = load64(row + _PEER_AT)
-    if of != peer and of >= 0:
-        return 0
+    if op != _WAIT:
+        return 1
     return 1 if arrived(ctx, peer, load64(row + _CHANNEL), load64(row + _VALUE)) != DID else 0
 
 

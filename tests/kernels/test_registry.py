@@ -76,6 +76,7 @@ def test_the_arrays_own_dtype_as_wire_tells_what_has_travelled(name: str) -> Non
     assert float(result[0]) == 3.0 + 8.0 / 4
 
 
+@pytest.mark.slow
 def test_a_second_process_loads_what_the_first_compiled(first_process: tuple[Path, dict[str, Any]]) -> None:
     """All variants, twice: nothing is compiled again, nothing is mixed up."""
     cache, first = first_process
@@ -89,6 +90,7 @@ def test_a_second_process_loads_what_the_first_compiled(first_process: tuple[Pat
     print(f"cold {first['first_s']:.3f} s, warm {second['first_s']:.3f} s, slowest warm {second['slowest_s']:.4f} s")
 
 
+@pytest.mark.slow
 def test_cached_kernels_are_right(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is loaded from disk computes what was compiled."""
     chosen = [v for v in variants() if v[1].name in ("float32", "int8", "bfloat16")]

@@ -45,6 +45,7 @@ def test_no_kernel_needs_a_symbol(variant: Triple) -> None:
         assert library not in code, f"{name} calls {library.decode()}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="an x86-64 without F16C exists on x86-64 only")
 def test_a_generic_cpu_gives_the_same_bits(tmp_path: Path, first_process: tuple[Path, dict[str, Any]]) -> None:
     """NUMBA_CPU_NAME=generic: no F16C, no AVX; every kernel runs, and no bit differs from this CPU's kernels."""

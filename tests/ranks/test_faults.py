@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from launch import Ended, Ranks, run
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 SIZE = 3
 WAYS: dict[str, dict[str, Any]] = {"auto": {}, "tcp": {"transport": "tcp"}}
 DEATH_IS_NOTICED_S = 3.0

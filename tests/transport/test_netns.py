@@ -12,7 +12,7 @@ import netns
 import pytest
 
 _OK, _REASON = netns.available()
-pytestmark = pytest.mark.skipif(not _OK, reason=_REASON)
+pytestmark = [pytest.mark.net, pytest.mark.slow, pytest.mark.skipif(not _OK, reason=_REASON)]
 
 _SCRIPT = str(Path(__file__).with_name("netns_rank.py"))
 _ROOT = str(Path(__file__).parents[2])
