@@ -127,7 +127,8 @@ class Config:
     )
     plan: str = _setting(
         "auto",
-        "Which algorithm a collective follows. auto chooses by topology and size, the same on every rank.",
+        "Which algorithm a collective follows. auto chooses by topology and size, the same on every rank. "
+        "recursive_doubling is one for allreduce; the other collectives go on choosing.",
         _choice("auto", "direct", "ring", "recursive_doubling"),
     )
     timeout_s: float = _setting(

@@ -88,6 +88,10 @@ class TcpChannels(Channels):
         words = self.records[peer]
         return int(words[f.FAULT_EXPECTED // 8]), int(words[f.FAULT_GOT // 8])
 
+    def mismatched_call(self, peer: int) -> int:
+        """After `Fault.MISMATCH`: the number of the call that it was in, this one or an earlier one."""
+        return int(self.records[peer, f.FAULT_CALL // 8])
+
     def close(self, timeout_s: float = 2.0, *, leave: bool = True) -> None:
         """Closes all connections; does nothing the second time.
 

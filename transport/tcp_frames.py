@@ -73,10 +73,14 @@ LAND_LEFT: Final = 240
 LAND_CHANNEL: Final = 248
 LEFT: Final = 256  # 1: the peer said goodbye
 LEFT_CALL: Final = 264
+FAULT_CALL: Final = 272  # the call in which a peer asked for something else
 
-ARRIVALS: Final = 272  # N_CHANNELS words
+ARRIVALS: Final = 280  # N_CHANNELS words
 BUFFERS: Final = ARRIVALS + 8 * N_CHANNELS  # N_BUFFERS rows of (address, nbytes)
-RECORD_NBYTES: Final = -(-(BUFFERS + 16 * N_BUFFERS) // 64) * 64
+SIGNATURES: Final = BUFFERS + 16 * N_BUFFERS  # N_SIGNATURES rows of (sequence, signature), by sequence
+N_SIGNATURES: Final = 16
+"""Calls whose late frames are still compared: a peer may be that far behind with a credit."""
+RECORD_NBYTES: Final = -(-(SIGNATURES + 16 * N_SIGNATURES) // 64) * 64
 
 PAYLOAD_NONE: Final = 0
 PAYLOAD_SENDING: Final = 1

@@ -236,8 +236,10 @@ def _open_frame(state: int, at: int) -> int:
     if sequence > call:
         return 0
     signature = load64(at + f.SIGNATURE)
-    if sequence == call and signature != load64(state + f.CALL_SIGNATURE):
-        return fail(state, _MISMATCH, f.REASON_SIGNATURE, load64(state + f.CALL_SIGNATURE), signature)
+    signed = state + f.SIGNATURES + 16 * (sequence % f.N_SIGNATURES)
+    if sequence >= 0 and load64(signed) == sequence and load64(signed + 8) != signature:
+        store64(state + f.FAULT_CALL, sequence)
+        return fail(state, _MISMATCH, f.REASON_SIGNATURE, load64(signed + 8), signature)
     channel = load64(at + f.CHANNEL)
     if channel < -1 or channel >= N_CHANNELS:
         return fail(state, _PROTOCOL, f.REASON_CHANNEL, N_CHANNELS, channel)

@@ -82,6 +82,9 @@ def begin(state: int, sequence: int, signature: int, buffers: int) -> int:
         return fail(state, _PROTOCOL, f.REASON_ARGUMENT, load64(state + f.CALL), sequence)
     store64(state + f.CALL, sequence)
     store64(state + f.CALL_SIGNATURE, signature)
+    signed = state + f.SIGNATURES + 16 * (sequence % f.N_SIGNATURES)
+    store64(signed, sequence)
+    store64(signed + 8, signature)
     memcpy(state + f.BUFFERS, buffers, 16 * N_BUFFERS)
     store64(state + f.LANDING, 1)
     return OK

@@ -220,7 +220,7 @@ class StoreServer:
 
     def _broadcast(self, event: Any, sender: int, to: list[int] | None = None) -> None:
         for rank, connection in list(self._controls.items()):
-            if rank != sender and (to is None or rank in to):
+            if rank != sender if to is None else rank in to:
                 self._send(connection, event)
 
     def _send(self, connection: Connection, message: Any) -> None:

@@ -15,7 +15,7 @@ from gfkernels.communicator.site import Site
 from gfkernels.config import Config
 from gfkernels.engine.context import Code, Ctx, Kind, Owner, Phase
 from gfkernels.engine.executor import blocked_on, reenter
-from gfkernels.errors import PeerLostError, UsageError, WaitTimeout
+from gfkernels.errors import PeerLostError, UsageError
 
 _HISTORY: Final = 256
 _SLICE_NS: Final = 50_000_000
@@ -121,7 +121,7 @@ class Core:
         elif code == Code.ABORTED:
             raise self.failure.of_abort(program)
         elif code == Code.MISMATCH:
-            raise self.failure.mismatch(program, int(self.words[Ctx.PEER]))
+            raise self.failure.mismatch(program, int(self.words[Ctx.PEER]), int(self.words[Ctx.SEQUENCE]))
         elif code == Code.FAULT:
             raise self.failure.of_fault(program)
         else:
@@ -137,12 +137,7 @@ class Core:
         # Slices are counted, not the clock: a job that was suspended has not timed out when it wakes.
         self.waited_ns = 0 if self.words[Ctx.MOVED] else self.waited_ns + int(self.words[Ctx.SLICE_NS])
         if self.waited_ns >= self.config.timeout_s * 1e9:
-            missing = [q for q in range(self.size) if q != self.rank and blocked_on(self.ctx, q)]
-            waits_for = f"rank{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}" if missing else "its peers"
-            raise WaitTimeout(
-                f"{self.failure.where(program)} waited {self.config.timeout_s:g} s for {waits_for}. Are they stuck, or "
-                "in other code? timeout_s (GFKERNELS_TIMEOUT_S) sets the time"
-            )
+            raise self.failure.timeout(program)
 
     def limit_slice(self) -> None:
         """Slices are no longer than the deadline is far."""
@@ -152,9 +147,10 @@ class Core:
 
     def read_news(self, program: Program) -> None:
         """Reads what peers have told; raises where it ends this call."""
+        self.hear_news()
+        if self.failure.heard:
+            raise self.failure.of_abort(program)
         events = self.site.events
-        for event in events.take(self.name):
-            self._hear(event, program)
         sequence = int(self.words[Ctx.SEQUENCE])
         for old in [number for number in self._refusals if number < sequence]:
             del self._refusals[old]
@@ -175,7 +171,12 @@ class Core:
         since = self._left_since.setdefault(q, time.monotonic())
         return self.plane.same_host or time.monotonic() - since > _LAST_WORDS_S
 
-    def _hear(self, event: dict[str, Any], program: Program | None) -> None:
+    def hear_news(self) -> None:
+        """Takes note of what peers have told."""
+        for event in self.site.events.take(self.name):
+            self._hear(event)
+
+    def _hear(self, event: dict[str, Any]) -> None:
         kind, rank = event["event"], int(event["rank"])
         if kind == "out":
             self.failure.out.add(rank)
@@ -183,8 +184,8 @@ class Core:
             self.failure.closed.add(rank)
         elif kind == "abort":
             self.failure.heard.append(event)
-            if program is not None:
-                raise self.failure.of_abort(program)
+        elif kind == "answer":
+            self.failure.roll_call.hear(event)
         elif kind == "refused":
             number = int(event["sequence"])
             refusal = (int(event["attempt"]), int(event["time_ns"]), rank, str(event["message"]))

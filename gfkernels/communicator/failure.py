@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from gfkernels.communicator.programs import Program
+from gfkernels.communicator.roll_call import RollCall, describe, differences, ranks
 from gfkernels.communicator.site import graveyard
-from gfkernels.engine.context import Ctx, Kind
+from gfkernels.engine.context import Ctx, Phase
+from gfkernels.engine.executor import blocked_on
 from gfkernels.errors import (
-    BootstrapError,
     CommunicatorBroken,
     GfkernelsError,
     MismatchError,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from gfkernels.communicator.core import Core
 
 _TABLE_S: Final = 2.0
+_ANSWERS_S: Final = 1.0
+"""How long a rank that is in the call may take to say so: it polls for news, but may share its core."""
 _CAUSE_S: Final = 1.0
 _LAST_WORDS_S: Final = 0.2
 """How much later than the end of its connection the reason for it may arrive from a peer."""
@@ -46,6 +49,7 @@ class Failure:
     Attributes:
         cause: what broke it here; None while it works.
         heard: abort events of peers.
+        roll_call: what the ranks say of the call that failed.
         out: ranks that have said that they are out of the failed call.
         closed: ranks that have closed this communicator.
     """
@@ -54,6 +58,7 @@ class Failure:
         self._core = core
         self.cause: BaseException | None = None
         self.heard: list[dict[str, Any]] = []
+        self.roll_call = RollCall(core)
         self.out: set[int] = set()
         self.closed: set[int] = set()
 
@@ -69,7 +74,7 @@ class Failure:
         """The error for a transport function's fault."""
         fault, peer, error = self._core.plane.fault()
         if fault is Fault.MISMATCH:
-            return self.mismatch(program, peer)
+            return self.mismatch(program, peer, self._core.plane.mismatched_call(peer))
         if fault is Fault.PEER_LOST and self._wait_for_cause(_LAST_WORDS_S) is not None:
             # It gave up rather than died, and says why.
             return self.of_abort(program)
@@ -88,7 +93,10 @@ class Failure:
             return self._of_silence(program)
         rank, kind, text = int(event["rank"]), str(event["kind"]), str(event["message"])
         if kind == "MismatchError":
-            return self.mismatch(program, rank)
+            return self.mismatch(program, rank, int(event["sequence"]))
+        if event.get("roll"):
+            self.roll_call.answer(program, int(event["sequence"]))
+            text = f"{text} {ranks(self.roll_call.absent(_ANSWERS_S))}"
         told = f"{self.where(program)} was ended by rank {rank}, which {text}"
         if kind == "PeerLostError":
             return PeerLostError(told, int(event.get("lost", -1)))
@@ -103,13 +111,16 @@ class Failure:
             why = "" if q == core.rank else core.site.events.gone(world_rank)
             if why:
                 return PeerLostError(f"{self.where(program)} lost rank {q}: {why}", q)
+        self.roll_call.answer(program, int(core.words[Ctx.SEQUENCE]))
+        silent = self.roll_call.absent(_LAST_WORDS_S)
+        if core.rank not in silent and 0 in (core.members[q] for q in silent):
+            return WaitTimeout(f"{self.where(program)} was ended by a peer, and {ranks(silent)} does not respond")
         return TransportError(f"{self.where(program)} was ended by a peer")
 
     def _wait_for_cause(self, seconds: float = _CAUSE_S) -> dict[str, Any] | None:
         core, deadline = self._core, time.monotonic() + seconds
         while not self.heard:
-            for event in core.site.events.take(core.name):
-                core._hear(event, None)
+            core.hear_news()
             # Only a death makes the explanation hopeless: a rank that left in order may be why another gave up.
             lost = any(world_rank in core.site.events.lost for world_rank in core.others)
             if self.heard or time.monotonic() >= deadline or lost:
@@ -117,52 +128,35 @@ class Failure:
             time.sleep(0.002)
         return self.heard[0] if self.heard else None
 
-    def mismatch(self, program: Program, peer: int) -> MismatchError:
-        """Collects what every rank asked for."""
+    def mismatch(self, program: Program, peer: int, sequence: int) -> MismatchError:
+        """The error with what every rank asked for in call number `sequence`, which may be over on this rank."""
         # Peers must stop waiting for us, and answer.
-        self._tell("MismatchError", f"found rank {peer} in another call", {})
-        table = self._table(program)
-        lines = "\n".join(f"  {_line(row)}" for row in table)
-        hint = _hint(table)
+        self._tell("MismatchError", f"found rank {peer} in another call", {"sequence": sequence})
+        self.roll_call.answer(program, sequence)
+        table = self.roll_call.table(_TABLE_S)
+        where = self.where(program)
+        if sequence < int(self._core.words[Ctx.SEQUENCE]):
+            where += f" found that call #{sequence} has failed"
         return MismatchError(
-            f"{self.where(program)}: the ranks are not in the same call{hint}:\n{lines}\nNothing was written into "
-            "the arrays of ranks that had not begun to move data",
+            f"{where}: the ranks are not in the same call{differences(table)}:\n{describe(table)}\nNothing was written "
+            "into the arrays of ranks that had not begun to move data",
             table,
         )
 
-    def _table(self, program: Program) -> list[dict[str, Any]]:
+    def timeout(self, program: Program) -> WaitTimeout:
+        """The error where nothing has moved for too long, with the ranks that are to blame."""
         core = self._core
-        store, prefix = core.site.session.store, f"{core.name}/mismatch"
-        rows: dict[int, dict[str, Any]] = {core.rank: self.row(program)}
-        gone: dict[int, str] = {}
-        deadline = time.monotonic() + _TABLE_S
-        try:
-            store.set(f"{prefix}/{core.rank}", rows[core.rank])
-            while len(rows) + len(gone) < core.size:
-                core.site.events.take(core.name)
-                for q, world_rank in enumerate(core.members):
-                    if q not in rows:
-                        row = store.peek(f"{prefix}/{q}")
-                        why = core.site.events.gone(world_rank)
-                        if row is not None:
-                            rows[q] = row
-                            gone.pop(q, None)
-                        elif why:
-                            gone[q] = why
-                if time.monotonic() >= deadline:
-                    break
-                time.sleep(0.01)
-        except (BootstrapError, TransportError) as error:
-            log.debug("the table of the mismatch is incomplete: %s", error)
-        missing = "not in the call"
-        return [rows.get(q) or {"rank": q, "state": gone.get(q, missing)} for q in range(core.size)]
-
-    def row(self, program: Program) -> dict[str, Any]:
-        """This rank's line of the table."""
-        core = self._core
-        plan = program.plans.get(Kind.REGISTERED) or next(iter(program.plans.values()), None)
-        row = {"rank": core.rank, "sequence": int(core.words[Ctx.SEQUENCE]), **program.request.row()}
-        return {**row, "plan": plan.hash if plan is not None else ""}
+        sequence, waited = int(core.words[Ctx.SEQUENCE]), f"waited {core.config.timeout_s:g} s for"
+        missing = [q for q in range(core.size) if q != core.rank and blocked_on(core.ctx, q)]
+        if core.words[Ctx.PHASE] != Phase.ENTER:
+            # Inside a plan a rank waits for others that may be waiting too; in ENTER it sees who has come.
+            self._tell("WaitTimeout", waited, {"sequence": sequence, "roll": True})
+            self.roll_call.answer(program, sequence)
+            missing = self.roll_call.absent(_ANSWERS_S) or missing
+        return WaitTimeout(
+            f"{self.where(program)} {waited} {ranks(missing)}. Are they stuck, or in other code? timeout_s "
+            "(GFKERNELS_TIMEOUT_S) sets the time"
+        )
 
     # -- breaking ----------------------------------------------------------------------------------------------
 
@@ -193,8 +187,7 @@ class Failure:
 
         def safe() -> bool:
             events = core.site.events
-            for event in events.take(core.name):
-                core._hear(event, None)
+            core.hear_news()
             done = self.out | self.closed
             return all(
                 q in done or q == core.rank or world_rank in events.left or events.ended(world_rank)
@@ -229,18 +222,3 @@ class Failure:
             text = text.removeprefix(prefix).lstrip(": ")
         text = text.removeprefix(f"rank {self._core.rank} ")
         return f"found {text}" if text.startswith("rank ") else text
-
-
-def _line(row: dict[str, Any]) -> str:
-    if "state" in row:
-        return f"rank {row['rank']}: {row['state']}"
-    facts = ", ".join(f"{k}={v}" for k, v in row.items() if k not in ("rank", "sequence", "call"))
-    return f"rank {row['rank']}: call #{row['sequence']} {row['call']} ({facts})"
-
-
-def _hint(table: list[dict[str, Any]]) -> str:
-    fields = ("call", "op", "dtype", "count", "wire", "root", "out", "plan")
-    rows = [row for row in table if "state" not in row]
-    differing = [f for f in fields if len({repr(row.get(f)) for row in rows}) > 1]
-    differing = [f for f in differing if f != "plan"] or differing
-    return f" ({', '.join(differing)} differ{'s' * (len(differing) == 1)})" if differing else ""

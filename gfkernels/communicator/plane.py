@@ -255,6 +255,10 @@ class Plane:
             return fault, peer, error
         return fault, peer, TransportError(f"the transport to rank {peer} reported {fault.name}")
 
+    def mismatched_call(self, peer: int) -> int:
+        """After `Fault.MISMATCH`: the number of the call in which `peer` asked for something else."""
+        return int(self.words[Ctx.SEQUENCE]) if self._tcp is None else self._tcp.mismatched_call(peer)
+
     def close(self, *, leave: bool, is_safe: Callable[[], bool]) -> None:
         """Lets go of connections and memory; what peers may still touch is kept until `is_safe()`."""
         if self._closed:

@@ -149,6 +149,11 @@ class Programs:
             self._remember(key, program)
         return program
 
+    def at(self, address: int) -> Program | None:
+        """The program whose words lie at an address; None where it has been forgotten since."""
+        with self._lock:
+            return next((program for program in self._cache.values() if program.address == address), None)
+
     def _remember(self, key: Any, program: Program) -> None:
         with self._lock:
             self._cache[key] = program

@@ -126,6 +126,8 @@ class Ctx(IntEnum):
     """When the running call began; only for calls without ENTER."""
     HANDOVER = 54
     """1: another thread wants to run the queue; whoever runs it returns at its next idle round."""
+    RECENT = 56
+    """The first of N_RECENT words: programs of the last calls without ENTER, by sequence number modulo N_RECENT."""
 
 
 class Owner(IntEnum):
@@ -139,7 +141,8 @@ class Owner(IntEnum):
 
 
 ATTEMPT_BITS: Final = 16
-N_CTX_WORDS: Final = 64
+N_RECENT: Final = 16
+N_CTX_WORDS: Final = int(Ctx.RECENT) + N_RECENT
 MAX_LANES: Final = 64
 
 

@@ -11,6 +11,7 @@ from typing import Final
 from gfkernels.engine.context import (
     ATTEMPT_BITS,
     HEADER_NBYTES,
+    N_RECENT,
     N_VARIANT_WORDS,
     Code,
     Ctx,
@@ -46,6 +47,7 @@ _STEPS, _SPANS, _N_LANES = 8 * int(Ctx.STEPS), 8 * int(Ctx.SPANS), 8 * int(Ctx.N
 _EXPECTS, _PCS, _ENDS = 8 * int(Ctx.EXPECTS), 8 * int(Ctx.PCS), 8 * int(Ctx.ENDS)
 _NEXT_PEERS, _LANDINGS, _STAGE_NBYTES = 8 * int(Ctx.NEXT_PEERS), 8 * int(Ctx.LANDINGS), 8 * int(Ctx.STAGE_NBYTES)
 _IDLE, _EVENT, _MOVED = 8 * int(Ctx.IDLE), 8 * int(Ctx.EVENT), 8 * int(Ctx.MOVED)
+_RECENT = 8 * int(Ctx.RECENT)
 _SLICE_SINCE, _STARTED, _TIMESPEC = 8 * int(Ctx.SLICE_SINCE_NS), 8 * int(Ctx.STARTED_NS), 8 * int(Ctx.TIMESPEC)
 
 _P_SIGNATURE, _P_CODE, _P_COUNT = 8 * int(Prog.SIGNATURE), 8 * int(Prog.CODE), 8 * int(Prog.COUNT)
@@ -86,6 +88,8 @@ def begin(ctx: int, prog: int, x: int, out: int) -> int:
     store64(ctx + _TABLE, load64(ctx + _CHANNELS))
     if load64(prog + _P_ENTER) == 0:
         _choose(ctx, prog, _STAGED)
+        # Without a common entry a rank may be calls ahead when a peer finds that they disagreed in an earlier one.
+        store64(ctx + _RECENT + 8 * (sequence % N_RECENT), prog)
         store64(ctx + _STARTED, now_ns(load64(ctx + _TIMESPEC)))
         if load64(ctx + _HAS_CALLS) != 0:
             code = _begin_transport(ctx, prog, row, sequence)

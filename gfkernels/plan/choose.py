@@ -149,7 +149,8 @@ def choose(
     if plan == "direct" and not same_host:
         raise UsageError('plan="direct" needs all ranks on one host. Use plan="auto" or "ring" between hosts')
     if plan == "recursive_doubling" and collective != "allreduce":
-        raise UsageError(f'plan="recursive_doubling" does allreduce only, not {collective}. Use plan="auto"')
+        # A setting of the whole communicator, and there is no such algorithm for the other collectives.
+        plan = "auto"
     if variant == "cma" and collective == "allreduce" and count * itemsize < cma_min_bytes:
         variant = "staged"
     if plan == "direct" or (plan == "auto" and same_host):

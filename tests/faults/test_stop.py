@@ -39,8 +39,7 @@ def test_a_stopped_rank_writes_into_nobodys_memory(
     world.stop(victim)
     for one in world.reports("call", world.others(victim)):
         assert "WaitTimeout" in one["kinds"], one
-        # On a ring a rank knows only what its neighbour did not send, which may be for want of the victim.
-        assert way == "tcp" or f"rank {victim}" in one["message"], one
+        assert f"rank {victim}" in one["message"], one
     world.reports("reused", world.others(victim))
     assert world.state(victim) == "T", "the fault was not hit"
     world.hurt(victim, signal.SIGCONT)
@@ -93,10 +92,9 @@ def test_a_rank_that_does_not_come_is_named(start: Callable[..., World], way: st
     world = start("fault_stop:late", transport=way, timeout_s=0.7)
     world.reports("ready")
     late = world.reports("call", [0, 2])
-    first = min(late, key=lambda one: float(one["seconds"]))
-    assert first["error"] == "WaitTimeout" and "rank 1" in first["message"], late
-    assert 0.6 < first["seconds"] < 3.0
-    assert all("WaitTimeout" in one["kinds"] for one in late)
+    for one in late:
+        assert one["error"] == "WaitTimeout" and "waited 0.7 s for rank 1" in one["message"], late
+        assert 0.6 < one["seconds"] < 4.0
     world.tell("come", [1])
     error, value = world.report(1)["error"], world.report(1, "sum")["value"]
     # Over TCP all that the late rank needs may have reached its sockets before the others gave up.

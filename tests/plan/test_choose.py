@@ -71,8 +71,11 @@ def test_an_explicit_plan_is_used_or_refused() -> None:
         choose("allreduce", size=4, count=10**8, itemsize=4, plan="recursive_doubling")
     with pytest.raises(UsageError, match="one host"):
         choose("allreduce", size=4, count=8, itemsize=4, plan="direct", same_host=False)
-    with pytest.raises(UsageError, match="allreduce only"):
-        choose("broadcast", size=4, count=8, itemsize=4, plan="recursive_doubling")
+    # A setting of the whole communicator does not take the other collectives away.
+    for collective in ("broadcast", "allgather", "reduce_scatter", "barrier"):
+        assert choose(collective, size=4, count=8, itemsize=4, plan="recursive_doubling").kind == (
+            choose(collective, size=4, count=8, itemsize=4).kind
+        )
     with pytest.raises(UsageError, match="'tree'"):
         choose("allreduce", size=4, count=8, itemsize=4, plan="tree")
 
