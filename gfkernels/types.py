@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
 
@@ -37,7 +36,13 @@ class DType:
     @property
     def numpy(self) -> np.dtype[np.generic]:
         """The numpy dtype; bfloat16 is ml_dtypes'."""
-        return np.dtype(ml_dtypes.bfloat16) if self.name == "bfloat16" else np.dtype(self.name)
+        if self.name == "bfloat16":
+            # Importing it takes a second in some versions, and only those who use bfloat16 arrays need it.
+            import ml_dtypes
+
+            bfloat16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
+            return bfloat16
+        return np.dtype(self.name)
 
 
 DTYPES: Final[dict[str, DType]] = {
@@ -60,6 +65,15 @@ DTYPES: Final[dict[str, DType]] = {
         ]
     )
 }
+_BY_NUMPY: Final[dict[np.dtype[Any], DType]] = {one.numpy: one for one in DTYPES.values() if one.name != "bfloat16"}
+
+
+def from_numpy(dtype: np.dtype[Any]) -> DType | None:
+    """The element type of a numpy dtype; None where there is none."""
+    found = _BY_NUMPY.get(dtype)
+    if found is None and dtype.name == "bfloat16":
+        found = _BY_NUMPY[dtype] = DTYPES["bfloat16"]
+    return found
 
 
 class StepOp(IntEnum):

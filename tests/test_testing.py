@@ -138,6 +138,7 @@ def test_a_failure_names_ranks_and_shows_their_output(pair: RankPool) -> None:
     assert not set(before) & set(pair.run(pid)), "a broken rank was used again"
 
 
+@pytest.mark.slow
 def test_what_hangs_is_shown_and_killed_with_its_children(tmp_path: Path) -> None:
     file = tmp_path / "child"
     started = time.monotonic()
@@ -159,6 +160,7 @@ def test_a_rank_that_dies_is_reported(pair: RankPool) -> None:
     assert isinstance(caught.value.outcomes[1].error, gf.PeerLostError)
 
 
+@pytest.mark.slow
 def test_answers_that_cannot_travel(pair: RankPool) -> None:
     with pytest.raises(RanksFailed, match="1 and 2 make three"):
         pair.run(unreadable)
@@ -168,6 +170,7 @@ def test_answers_that_cannot_travel(pair: RankPool) -> None:
         pair.run(lambda: 1)
 
 
+@pytest.mark.slow
 def test_settings_reach_the_ranks() -> None:
     told = run_ranks(2, settings, env={"COLOUR": "green"}, options={"transport": "tcp"})
     assert [one[:2] for one in told] == [("green", "tcp")] * 2
@@ -181,6 +184,7 @@ def test_an_exit_that_goes_wrong_is_a_failure() -> None:
         run_ranks(1, linger)
 
 
+@pytest.mark.slow
 def test_a_prefix_starts_the_interpreter() -> None:
     def prefix(rank: int) -> list[str]:
         return ["env", f"PLACE={rank}"]

@@ -25,7 +25,7 @@ from gfkernels.errors import UsageError
 from gfkernels.transport import arena_map, arena_memory
 from gfkernels.transport.arena_map import HUGE, PAGE
 from gfkernels.transport.arena_space import FreeSpace
-from gfkernels.types import DTYPES, DType
+from gfkernels.types import DTYPES, DType, from_numpy
 
 _STEP: Final = 256 << 20  # reserve in pieces: a signal makes the kernel undo and start the current piece again
 _HEADROOM: Final = 16 << 20  # left for everybody's page tables and small allocations
@@ -277,6 +277,6 @@ def _element(dtype: str | DType | npt.DTypeLike) -> np.dtype[Any]:
         element = dtype.numpy if isinstance(dtype, DType) else np.dtype(dtype)
     except TypeError:
         raise UsageError(f"dtype {dtype!r} is not known; supported: {', '.join(DTYPES)}") from None
-    if element not in {known.numpy for known in DTYPES.values()}:
+    if from_numpy(element) is None:
         raise UsageError(f"dtype {element} is not supported; supported: {', '.join(DTYPES)}")
     return element

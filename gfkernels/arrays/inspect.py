@@ -11,9 +11,8 @@ import numpy.typing as npt
 from gfkernels.arrays import dlpack, fast, torch_tensors
 from gfkernels.arrays.host import HostArray, Memory, may_self_overlap, raw_view
 from gfkernels.errors import UsageError
-from gfkernels.types import DTYPES, DType
+from gfkernels.types import DTYPES, from_numpy
 
-_BY_NUMPY: Final[dict[np.dtype[Any], DType]] = {dtype.numpy: dtype for dtype in DTYPES.values()}
 _SUPPORTED: Final = ", ".join(DTYPES)
 _IMMUTABLE: Final = ("jax", "jaxlib", "tensorflow", "pyarrow", "polars", "mlx")
 """Frameworks whose arrays never change; some export them through DLPack without saying so."""
@@ -92,7 +91,7 @@ def empty_like(x: HostArray, shape: tuple[int, ...] | None = None) -> HostArray:
 def _from_numpy(x: npt.NDArray[Any], role: str, writable: bool) -> HostArray:
     if isinstance(x, np.ma.MaskedArray):
         raise UsageError(f"{role} is a masked array, whose masked elements have no value; pass {role}.filled(0)")
-    dtype = _BY_NUMPY.get(x.dtype)
+    dtype = from_numpy(x.dtype)
     if dtype is None:
         raise _bad_dtype(x.dtype, role)
     if writable and not x.flags.writeable:

@@ -12,6 +12,7 @@ from gfkernels.arrays.host import HostArray
 from gfkernels.communicator.group import Group
 from gfkernels.communicator.many import reduce_list
 from gfkernels.communicator.persistent import PersistentCall
+from gfkernels.communicator.programs import Program
 from gfkernels.communicator.requests import Request, parse_op, parse_wire
 from gfkernels.communicator.work import Work
 from gfkernels.engine.context import Code
@@ -19,6 +20,9 @@ from gfkernels.errors import GfkernelsError, UsageError
 from gfkernels.types import DType, ReduceOp
 
 _NDARRAY: Final = np.ndarray
+_NEW: Final = np.empty
+_REMEMBERED: Final = 512
+"""Calls that `_repeat` knows: of a model's tensors each size once."""
 
 
 class Communicator(Group):
@@ -59,27 +63,9 @@ class Communicator(Group):
                 contents are undefined.
             CommunicatorBroken: an earlier call failed.
         """
-        if out is None and wire is None and not async_op and type(x) is _NDARRAY:
-            program = self._fast.get(op)
-            if program is not None:
-                try:
-                    code = engine.call_array(self._ctx, program.address, id(x))
-                    if code == 0:
-                        self._append(program)
-                        return x
-                    if code != Code.NOT_FAST:
-                        assert self._core is not None
-                        self._append(program)
-                        self._core.finish(code, program, int(x.ctypes.data), 0, x)
-                        return x
-                except GfkernelsError:
-                    raise
-                except BaseException as error:
-                    self._interrupted(error, program, x)
-                    raise
-        return self._allreduce(x, op, out, wire, async_op)
+        if not async_op and self._repeat(("allreduce", op, wire), x, out):
+            return x if out is None else out
 
-    def _allreduce(self, x: Any, op: str, out: Any, wire: str | None, async_op: bool) -> Any:
         def prepare() -> tuple[Request, HostArray, HostArray | None]:
             reduction = parse_op(op)
             array = arrays.inspect(x, writable=out is None)
@@ -93,7 +79,7 @@ class Communicator(Group):
             )
             return request, array, target
 
-        return self._collective(prepare, async_op, memo=op if wire is None and out is None else None)
+        return self._collective(prepare, async_op, ("allreduce", op, wire), x)
 
     def reduce_scatter(
         self, x: Any, op: str = "sum", *, out: Any = None, wire: str | None = None, async_op: bool = False
@@ -113,6 +99,11 @@ class Communicator(Group):
         Raises:
             As `allreduce`.
         """
+        call = ("reduce_scatter", op, wire)
+        if type(x) is _NDARRAY and x.ndim and not async_op:
+            target = _NEW((x.shape[0] // self.size, *x.shape[1:]), x.dtype) if out is None else out
+            if self._repeat(call, x, target):
+                return target
 
         def prepare() -> tuple[Request, HostArray, HostArray | None]:
             reduction = parse_op(op)
@@ -127,7 +118,7 @@ class Communicator(Group):
             wire_dtype = self._wire(wire, array.dtype)
             return Request("reduce_scatter", reduction, array.dtype, wire_dtype, array.count), array, target
 
-        return self._collective(prepare, async_op)
+        return self._collective(prepare, async_op, call, x)
 
     def allgather(self, x: Any, *, out: Any = None, wire: str | None = None, async_op: bool = False) -> Any:
         """Gives every rank the arrays of all ranks.
@@ -144,6 +135,11 @@ class Communicator(Group):
         Raises:
             As `allreduce`.
         """
+        call = ("allgather", None, wire)
+        if type(x) is _NDARRAY and not async_op:
+            target = _NEW((self.size, *x.shape), x.dtype) if out is None else out
+            if self._repeat(call, x, target):
+                return target
 
         def prepare() -> tuple[Request, HostArray, HostArray | None]:
             array = arrays.inspect(x, writable=False)
@@ -151,7 +147,7 @@ class Communicator(Group):
             wire_dtype = self._wire(wire, array.dtype)
             return Request("allgather", ReduceOp.SUM, array.dtype, wire_dtype, array.count), array, target
 
-        return self._collective(prepare, async_op)
+        return self._collective(prepare, async_op, call, x)
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """Copies the root's array into everybody's.
@@ -167,6 +163,9 @@ class Communicator(Group):
         Raises:
             As `allreduce`.
         """
+        call = ("broadcast", None if isinstance(root, bool) else root, None)
+        if not async_op and self._repeat(call, x, None):
+            return x
 
         def prepare() -> tuple[Request, HostArray, HostArray | None]:
             if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root.__index__() < self.size:
@@ -174,7 +173,7 @@ class Communicator(Group):
             array = arrays.inspect(x, writable=self.rank != root)
             return Request("broadcast", dtype=array.dtype, elements=array.count, root=root.__index__()), array, None
 
-        return self._collective(prepare, async_op)
+        return self._collective(prepare, async_op, call, x)
 
     def barrier(self) -> None:
         """Returns once all ranks have called it."""
@@ -225,8 +224,55 @@ class Communicator(Group):
 
     # -- the common path ---------------------------------------------------------------------------------------
 
+    def _repeat(self, call: tuple[str, Any, Any], x: Any, out: Any) -> bool:
+        """Makes a call like an earlier one, of which compiled code checks the rest; False: it did nothing.
+
+        Args:
+            call: the collective with its other arguments.
+            x: the input, which is also the result where `out` is None.
+            out: the result.
+        """
+        if type(x) is not _NDARRAY or (out is not None and type(out) is not _NDARRAY):
+            return False
+        try:
+            program = self._fast.get((call, x.shape, None if out is None else out.shape, id(x.dtype)))
+        except TypeError:  # an argument that no table can hold, which is an error for `_collective` to explain
+            return False
+        if program is None:
+            return False
+        try:
+            if out is None:
+                code = engine.call_array(self._ctx, program.address, id(x))
+            else:
+                code = engine.call_arrays(self._ctx, program.address, id(x), id(out))
+            if code == Code.NOT_FAST:
+                return False
+            self._append(program)
+            if code != 0:
+                assert self._core is not None
+                target = 0 if out is None else int(out.ctypes.data)
+                self._core.finish(code, program, int(x.ctypes.data), target, (x, out))
+        except GfkernelsError:
+            raise
+        except BaseException as error:
+            self._interrupted(error, program, (x, out))
+            raise
+        return True
+
+    def _remember(self, call: tuple[str, Any, Any], x: Any, target: HostArray | None, program: Program) -> None:
+        # What compiled code may see of an array is fixed only for numpy's own class.
+        out = None if target is None else target.original
+        if self._fast_arrays and type(x) is _NDARRAY and (out is None or type(out) is _NDARRAY):
+            if len(self._fast) >= _REMEMBERED:
+                self._fast.clear()
+            self._fast[call, x.shape, None if out is None else out.shape, id(x.dtype)] = program
+
     def _collective(
-        self, prepare: Callable[[], tuple[Request, HostArray, HostArray | None]], async_op: bool, memo: Any = None
+        self,
+        prepare: Callable[[], tuple[Request, HostArray, HostArray | None]],
+        async_op: bool,
+        call: tuple[str, Any, Any],
+        x: Any,
     ) -> Any:
         """One call: checks, the program, the engine, the result."""
         self._check_usable()
@@ -257,8 +303,7 @@ class Communicator(Group):
         if async_op:
             self._append(program)
             return self._queue.submit(program, array.address, out_address, (array, target), finish)
-        if memo is not None and self._fast_arrays and array.framework == "numpy":
-            self._fast[memo] = program
+        self._remember(call, x, target, program)
         self._run(program, array.address, out_address, (array, target))
         return finish()
 

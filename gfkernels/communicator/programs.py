@@ -200,7 +200,7 @@ class Programs:
         # The settings are agreed through the names of all plans: ranks with others would not fit together.
         names = [choice.kind for choice in choices.values()]
         self._finish(program, rows, request.signature(*names), n_arrays=1)
-        if request.dtype is not None and request.collective == "allreduce" and not request.out:
+        if request.dtype is not None:
             words[Prog.DESCRIPTOR] = id(dtype.numpy)
             program.keep.append(dtype.numpy)
         return program

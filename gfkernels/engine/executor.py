@@ -1,7 +1,8 @@
 """Owns running a call: the resumable loop that takes it from its first row to its last, without the interpreter.
 
-`call` and `call_array` admit a caller and run until the call is done or something wants the interpreter's attention;
-`resume` goes on. All state is in the context, so Python may serve signals, read control events or build a plan between.
+`call`, `call_array` and `call_arrays` admit a caller and run until the call is done or something wants the
+interpreter's attention; `resume` goes on. All state is in the context, so Python may serve signals, read control events
+or build a plan between.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ _DONE, _FAULT_CODE, _NOT_FAST = int(Code.DONE), int(Code.FAULT), int(Code.NOT_FA
 _QUEUED, _BUSY, _REFUSED = int(Code.QUEUED), int(Code.BUSY), int(Code.REFUSED)
 _SLOT_STATE, _SLOT_FLUSH, _SLOTS_NBYTES = 8 * int(Slot.STATE), 8 * int(Slot.FLUSH), 8 * N_SLOTS
 _P_COUNT, _P_DESCRIPTOR = 8 * int(Prog.COUNT), 8 * int(Prog.DESCRIPTOR)
+_P_X_NBYTES, _P_OUT_NBYTES = 8 * int(Prog.X_NBYTES), 8 * int(Prog.OUT_NBYTES)
 
 # Where CPython's numpy keeps an array's fields (`gfkernels.arrays.fast` proves it before this is used).
 _A_DATA, _A_NDIM, _A_DIMENSIONS, _A_DESCR, _A_FLAGS = 16, 24, 32, 56, 64
-_A_WANTED = 0x0001 | 0x0100 | 0x0400  # C-contiguous, aligned, writeable
+_A_READABLE = 0x0001 | 0x0100  # C-contiguous, aligned
+_A_WANTED = _A_READABLE | 0x0400  # and writeable
 
 _LOOK_EVERY = 4096
 """Rounds in which something moved until the interpreter gets its turn all the same."""
@@ -50,16 +53,36 @@ def call_array(ctx: int, prog: int, array: int) -> int:
 
     It fits where its dtype and number of elements are the program's and it is contiguous, aligned and writeable.
     """
-    flags = load32(array + _A_FLAGS)
-    if load64(array + _A_DESCR) != load64(prog + _P_DESCRIPTOR) or flags & _A_WANTED != _A_WANTED:
-        return _NOT_FAST
-    count, dimensions = 1, load64(array + _A_DIMENSIONS)
-    for i in range(load32(array + _A_NDIM)):
-        count *= load64(dimensions + 8 * i)
-    if count != load64(prog + _P_COUNT):
+    if not _fits(array, prog, _A_WANTED) or _count(array) != load64(prog + _P_COUNT):
         return _NOT_FAST
     code = _admit(ctx)
     return code if code != _DONE else _start(ctx, prog, load64(array + _A_DATA), 0)
+
+
+@njit
+def call_arrays(ctx: int, prog: int, array: int, target: int) -> int:
+    """As `call_array` with a result of its own, of a shape that the caller has checked; only that must be writeable."""
+    if not _fits(array, prog, _A_READABLE) or not _fits(target, prog, _A_WANTED):
+        return _NOT_FAST
+    x, out = load64(array + _A_DATA), load64(target + _A_DATA)
+    overlap = x < out + load64(prog + _P_OUT_NBYTES) and out < x + load64(prog + _P_X_NBYTES)
+    if overlap or _count(array) != load64(prog + _P_COUNT):
+        return _NOT_FAST
+    code = _admit(ctx)
+    return code if code != _DONE else _start(ctx, prog, x, out)
+
+
+@njit
+def _fits(array: int, prog: int, wanted: int) -> bool:
+    return load64(array + _A_DESCR) == load64(prog + _P_DESCRIPTOR) and load32(array + _A_FLAGS) & wanted == wanted
+
+
+@njit
+def _count(array: int) -> int:
+    count, dimensions = 1, load64(array + _A_DIMENSIONS)
+    for i in range(load32(array + _A_NDIM)):
+        count *= load64(dimensions + 8 * i)
+    return count
 
 
 @njit

@@ -15,6 +15,7 @@ from gfkernels.trace import log
 _ENTRY_POINTS = (
     (executor.call, 4),
     (executor.call_array, 3),
+    (executor.call_arrays, 4),
     (executor.call_queued, 4),
     (executor.resume, 1),
     (executor.acquire, 2),

@@ -206,6 +206,7 @@ def run_python(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_address_space_and_file_size_limits_make_a_smaller_arena() -> None:
     code = """
 import resource

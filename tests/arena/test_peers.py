@@ -123,6 +123,7 @@ def fail_to_meet(rank: Rank, secret: bytes, die: bool = False) -> Any:
     return str(caught.value), time.monotonic() - start, clean
 
 
+@pytest.mark.slow
 def test_a_rank_with_another_secret_fails_all_ranks() -> None:
     for text, elapsed, clean in run(fail_to_meet, 3, [(SECRET,), (SECRET,), (b"another",)]):
         assert "local ranks [2] did not hand in" in text
@@ -130,6 +131,7 @@ def test_a_rank_with_another_secret_fails_all_ranks() -> None:
         assert elapsed < 8 and clean
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_meanwhile_fails_the_others_in_time() -> None:
     first, second, killed = run(fail_to_meet, 3, [(SECRET, False), (SECRET, False), (SECRET, True)])
     assert killed is None

@@ -90,6 +90,7 @@ def _alive(pid: int) -> bool:
 PID = "open(f'pid.{os.environ[\"RANK\"]}', 'w').write(str(os.getpid()))\n"
 
 
+@pytest.mark.slow
 def test_output_is_marked_and_arguments_are_passed_on(run: Launcher) -> None:
     script = run.script(
         """
@@ -105,6 +106,7 @@ def test_output_is_marked_and_arguments_are_passed_on(run: Launcher) -> None:
     assert sorted(err.splitlines()) == ["[0] no newline", "[1] no newline"]
 
 
+@pytest.mark.slow
 def test_plain_output_modules_and_dashes(run: Launcher) -> None:
     run.script("print('module', sys.argv[1:])", "some_module.py")
     assert run("-n", "2", "--no-tag-output", "-m", "some_module", "-x") == (0, ["module ['-x']"] * 2, "")
@@ -112,6 +114,7 @@ def test_plain_output_modules_and_dashes(run: Launcher) -> None:
     assert run("-n", "1", "echo", "a", "program")[1] == ["[0] a program"]
 
 
+@pytest.mark.slow
 def test_bind_cores(run: Launcher) -> None:
     cores = sorted(os.sched_getaffinity(0))
     code, out, _ = run("-n", "2", "--bind-cores", run.script("print(sorted(os.sched_getaffinity(0)))"))
@@ -119,6 +122,7 @@ def test_bind_cores(run: Launcher) -> None:
     assert code == 0 and out == [f"[{rank}] {half}" for rank, half in enumerate(halves)]
 
 
+@pytest.mark.slow
 def test_the_first_failure_ends_the_job(run: Launcher) -> None:
     script = run.script(
         """
@@ -141,11 +145,13 @@ def test_a_rank_ended_by_a_signal(run: Launcher) -> None:
     assert code == 128 + signal.SIGSEGV and "rank 0 was ended by SIGSEGV" in err
 
 
+@pytest.mark.slow
 def test_timeout(run: Launcher) -> None:
     code, _, err = run("-n", "2", "--timeout", "0.5", run.script("time.sleep(30)"))
     assert code == 124 and "still running: rank 0, 1" in err
 
 
+@pytest.mark.slow
 def test_a_stubborn_or_stopped_rank_is_killed(run: Launcher) -> None:
     script = run.script(
         PID + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -159,6 +165,7 @@ def test_a_stubborn_or_stopped_rank_is_killed(run: Launcher) -> None:
 
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.slow
 def test_signals_are_passed_on(run: Launcher, number: signal.Signals, expected: int) -> None:
     script = run.script(
         f"signal.signal({int(number)}, lambda *_: (print('got it', flush=True), sys.exit(0)))\n"
@@ -179,6 +186,7 @@ def test_killing_the_launcher_leaves_nothing_behind(run: Launcher, eventually: C
     eventually(lambda: not any(map(_alive, pids)))
 
 
+@pytest.mark.slow
 def test_children_of_ranks_end_with_them(run: Launcher) -> None:
     script = run.script("child = subprocess.Popen(['sleep', '60'])\nopen('pid.child', 'w').write(str(child.pid))")
     code, _, err = run("-n", "1", script)

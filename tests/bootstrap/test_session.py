@@ -100,6 +100,7 @@ def test_an_address_of_this_machine_with_a_secret(start: Start, port: int) -> No
         start(rank, 0).result()
 
 
+@pytest.mark.slow
 def test_wrong_secret(start: Start, port: int) -> None:
     def rank(r: int, secret: str) -> None:
         world = discover({}, rank=r, size=2, store=f"localhost:{port}")
@@ -111,6 +112,7 @@ def test_wrong_secret(start: Start, port: int) -> None:
     assert "secrets differ" in errors[1] and str(port) in errors[1]
 
 
+@pytest.mark.slow
 def test_wrong_job_id(start: Start, port: int) -> None:
     def rank(r: int, job: str) -> None:
         join(r, 2, port, job_id=job, connect_timeout_s=1.5)
@@ -120,6 +122,7 @@ def test_wrong_job_id(start: Start, port: int) -> None:
     assert "another job" in errors[1] and "mine" in errors[1]
 
 
+@pytest.mark.slow
 def test_missing_ranks_are_named_everywhere(start: Start, port: int) -> None:
     def rank(r: int) -> None:
         join(r, 5, port, connect_timeout_s=1.5)

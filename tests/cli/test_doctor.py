@@ -39,6 +39,7 @@ def test_the_self_test(gfkernels: Run) -> None:
     assert "direct.registered" in found["registered memory"]["found"]
 
 
+@pytest.mark.slow
 def test_json(gfkernels: Run) -> None:
     done = gfkernels("doctor", "--json", "--no-run")
     assert done.code == 0, done.out
@@ -48,6 +49,7 @@ def test_json(gfkernels: Run) -> None:
     assert not [finding for finding in told["findings"] if finding["topic"] == "self-test"]
 
 
+@pytest.mark.slow
 def test_what_must_be_mended_gives_exit_code_1(gfkernels: Run) -> None:
     done = gfkernels("doctor", "--no-run", GFKERNELS_TRANSPROT="tcp", GFKERNELS_TIMEOUT_S="-1")
     assert done.code == 1
@@ -56,6 +58,7 @@ def test_what_must_be_mended_gives_exit_code_1(gfkernels: Run) -> None:
     assert "does not work here yet" in done.out
 
 
+@pytest.mark.slow
 def test_secrets_are_not_shown(gfkernels: Run) -> None:
     done = gfkernels("doctor", "--no-run", GFKERNELS_SECRET="swordfish-swordfish")
     assert done.code == 0

@@ -179,3 +179,35 @@ def handles(seed: int) -> list[Told]:
             other = np.ones(3)
             assert comm.allreduce(other)[0] == comm.size  # other calls in between
     return told
+
+
+def again(seed: int) -> list[Told]:
+    """Calls that were made before, in turn with others: what is remembered of one must not serve another."""
+    comm, told = gf.init(), []
+    kinds = [("float32", 12), ("float64", 12), ("int32", 700), ("float32", 700), ("bfloat16", 2048)]
+    for turn, (dtype, block) in itertools.product(range(4), kinds):
+        count = comm.size * block
+        inputs = [truth.values([seed, 6, turn], dtype, count, q) for q in range(comm.size)]
+        mine, what = inputs[comm.rank], f"rank {comm.rank}: turn {turn} {dtype} {block}"
+        x = mine.copy()
+        for shape in ((-1,), (comm.size, -1)):
+            x[...] = mine
+            assert comm.allreduce(x.reshape(shape)) is not None
+            _check_sum(comm, "sum", x, inputs, None, f"{what}: allreduce {info(comm)}")
+        out = np.empty_like(mine)
+        frozen = mine.copy()
+        frozen.flags.writeable = bool(turn % 2)
+        assert comm.allreduce(frozen, out=out) is out
+        truth.check_bits(out, x, f"{what}: out")
+        part = comm.reduce_scatter(frozen.reshape(comm.size, block))
+        own = slice(comm.rank * block, (comm.rank + 1) * block)
+        _check_sum(comm, "sum", part[0], [one[own] for one in inputs], None, f"{what}: reduce_scatter {info(comm)}")
+        gathered = comm.allgather(frozen)
+        for q, piece in enumerate(inputs):
+            truth.check_bits(gathered[q], piece, f"{what}: allgather {q}")
+        for root in range(comm.size):
+            x[...] = mine
+            assert comm.broadcast(x, root) is x
+            truth.check_bits(x, inputs[root], f"{what}: broadcast from {root}")
+        told.append((what.partition(": ")[2], truth.digest(out)))
+    return told

@@ -40,6 +40,7 @@ def test_dropped_works(pool: RankPool, seed: int) -> None:
     same_on_all_ranks(pool.run(rank_async.dropped, seed))
 
 
+@pytest.mark.slow
 def test_waits_that_run_out(pool: RankPool, way: Way) -> None:
     if way.size > 1:
         pool.run(rank_async.waits_run_out)

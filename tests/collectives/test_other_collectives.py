@@ -75,6 +75,10 @@ def test_handles(pool: RankPool, seed: int) -> None:
     _run(pool, rank_others.handles, seed)
 
 
+def test_calls_made_again(pool: RankPool, seed: int) -> None:
+    _run(pool, rank_others.again, seed)
+
+
 def _lists_differ(what: str) -> list[dict[str, Any]]:
     comm = gf.init()
     shapes, dtypes = [5, 3000, 7], ["float32", "float32", "int32"]

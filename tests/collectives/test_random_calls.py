@@ -46,6 +46,7 @@ _QUIETLY = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthChe
 
 @given(program=st.lists(cases(), min_size=1, max_size=4))
 @settings(max_examples=20, deadline=None, suppress_health_check=_QUIETLY)
+@pytest.mark.slow
 def test_random_programs_of_two_ranks(ranks: Callable[..., RankPool], program: list[Case]) -> None:
     _check(ranks, "auto", 2, program)
 

@@ -17,6 +17,7 @@ Array = npt.NDArray[Any]
 
 
 @pytest.mark.parametrize("name", ON_SHM)
+@pytest.mark.slow
 def test_every_family(name: str) -> None:
     for size in (1, 2, 3, 5):
         plans = FAMILIES[name](size, 23, 7)

@@ -26,7 +26,9 @@ from gfkernels.engine import entry, executor, waiting
 from gfkernels.native import memory
 from gfkernels.transport import cma, shm, tcp_table
 
-ENTRY_POINTS = ("call", "call_array", "call_queued", "resume", "acquire", "release", "reenter", "blocked_on")
+ENTRY_POINTS = (
+    "call", "call_array", "call_arrays", "call_queued", "resume", "acquire", "release", "reenter", "blocked_on",
+)  # fmt: skip
 TRANSPORTS: dict[str, Any] = {
     **{f"shm.{name}": getattr(shm, name) for name in ("_put", "_poll", "_get")},
     **{f"tcp.{name}": getattr(tcp_table, name) for name in ("put", "poll", "progress", "begin", "flush", "goodbye")},
@@ -152,7 +154,7 @@ def _can_be_emitted_for_aarch64(name: str) -> None:
     assert len(re.findall(r"\bstlr\b", made)) >= stores
     if EXCHANGE.search(text):
         assert re.search(r"\b(casal|ldaxr|__aarch64_cas8_acq_rel)\b", made)
-    expected = {"call", "call_array", "call_queued", "resume", "release", "reenter", "shm._put"}
+    expected = {"call", "call_array", "call_arrays", "call_queued", "resume", "release", "reenter", "shm._put"}
     assert (stores > 0) == (name in expected)
 
 

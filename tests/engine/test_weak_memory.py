@@ -52,6 +52,7 @@ def killed_by(name: str, changes: Changes) -> int | None:
 
 
 @pytest.mark.parametrize("name", WITH_ENTER)
+@pytest.mark.slow
 def test_every_family_is_ordered(name: str) -> None:
     for seed in range(2):
         trial(name, seed)

@@ -46,6 +46,7 @@ def become_rank(order: dict[str, Any], reports: int, log: int) -> None:
     os.setsid()
     die_with_parent()
     signal.alarm(int(order["limit_s"]))  # whatever happens, not for ever
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where a shell ran the tests with "&"
     for fd in (1, 2):
         os.dup2(log, fd)
     os.close(log)

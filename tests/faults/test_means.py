@@ -66,6 +66,7 @@ def test_more_ranks_than_cores(start: Callable[..., World], way: str, size: int,
         pytest.param("rank", "missing rank", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_ranks_that_do_not_match(start: Callable[..., World], what: str, words: str) -> None:
     connect_timeout_s = 4.0
     world = start("fault_means:strangers", what, connect_timeout_s=connect_timeout_s)

@@ -50,6 +50,7 @@ def test_a_mismatch_shows_every_rank_the_table(start: Callable[..., World], way:
 
 
 @pytest.mark.parametrize("way", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_rank_that_is_not_in_the_call_is_shown(start: Callable[..., World], way: str) -> None:
     world = start("fault_calls:mismatch", ["absent"], transport=way, timeout_s=20)
     for rank in (0, 1):

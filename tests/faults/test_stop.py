@@ -54,6 +54,7 @@ def test_a_stopped_rank_writes_into_nobodys_memory(
 
 
 @pytest.mark.parametrize("way", ["auto", "tcp"])
+@pytest.mark.slow
 def test_a_short_stop_is_harmless(start: Callable[..., World], chance: random.Random, way: str) -> None:
     world = start("fault_stop:steps", transport=way, timeout_s=30)
     world.reports("ready")
@@ -69,6 +70,7 @@ def test_a_short_stop_is_harmless(start: Callable[..., World], chance: random.Ra
 
 
 @pytest.mark.parametrize("way", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_suspended_waiter_has_not_timed_out(start: Callable[..., World], way: str) -> None:
     timeout_s = 3.0
     world = start("fault_stop:late", transport=way, timeout_s=timeout_s)

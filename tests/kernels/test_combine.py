@@ -22,6 +22,7 @@ def test_against_numpy(variant: Triple) -> None:
 
 
 @pytest.mark.parametrize("variant", [v for v in variants() if v[1].kind == "f"], ids=label)
+@pytest.mark.slow
 def test_integer_conversions_against_numpy(variant: Triple) -> None:
     """The code for targets without fp16 instructions, on this machine."""
     parts = elements.Variant(*variant)

@@ -28,6 +28,7 @@ def _awkward(size: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.slow
 def test_families_of_1_to_5_ranks(name: str) -> None:
     for size in range(1, 6):
         for count, segment in _awkward(size):

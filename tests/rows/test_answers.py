@@ -201,3 +201,30 @@ def test_the_fast_path_refuses_what_is_read_only_and_takes_the_rest() -> None:
     assert engine.call_array(rig.ranks[0].ctx, program.address, id(array)) == Code.SLICE
     assert rig.ranks[0].words[Ctx.PHASE] == Phase.ENTER
     assert OK == 0
+
+
+def _pair(x: np.ndarray, out: np.ndarray, fits: bool) -> None:
+    rig = Rig(2)
+    program = rig.request("allgather", "float32", 8)[0]
+    code = engine.call_arrays(rig.ranks[0].ctx, program.address, id(x), id(out))
+    assert code == (Code.SLICE if fits else Code.NOT_FAST)
+    assert rig.ranks[0].words[Ctx.PHASE] == (Phase.ENTER if fits else Phase.IDLE)
+
+
+def test_the_fast_path_for_two_arrays() -> None:
+    whole = np.zeros(64, np.float32)
+    x, out = np.zeros((2, 4), np.float32), np.zeros((2, 2, 4), np.float32)
+    _pair(x, out, True)
+    _pair(whole[:8], whole[8:24], True)
+    _pair(whole[16:24], whole[:16], True)
+    _pair(whole[:8], whole[7:23], False)
+    _pair(whole[15:23], whole[:16], False)
+    _pair(x, out.astype(np.float64), False)
+    _pair(x.astype(np.int32), out, False)
+    _pair(whole[:16:2], out, False)
+    _pair(x, np.zeros((4, 2, 4), np.float32)[::2], False)
+    _pair(np.zeros(7, np.float32), out, False)
+    x.flags.writeable = False
+    _pair(x, out, True)
+    out.flags.writeable = False
+    _pair(x, out, False)

@@ -131,6 +131,7 @@ def test_partly_mapped_memory_is_a_fault_not_a_short_read(owner: Owner) -> None:
     assert "Bad address" in state.explain()
 
 
+@pytest.mark.slow
 def test_a_peer_that_dies_is_lost() -> None:
     with _owner() as process:
         _, _, data, _ = _line(process)
@@ -172,6 +173,7 @@ print(*cma.probe(pid, address, 64, bytes.fromhex(expected)), sep="|")
         (38, "read", "does not offer process_vm_readv"),
     ],
 )
+@pytest.mark.slow
 def test_probe_explains_a_seccomp_filter(owner: Owner, code: int, which: str, expected: str) -> None:
     process, token, secret, _, _ = owner
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([_ROOT, os.environ.get("PYTHONPATH", "")])}

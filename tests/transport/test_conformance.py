@@ -7,8 +7,10 @@ from meshes import SUBJECTS
 
 from gfkernels.transport.conformance import DRIVERS, Check, Subject, checks_for
 
+_FIRST = next(iter(DRIVERS))
 
-@pytest.mark.parametrize("driver", DRIVERS)
+
+@pytest.mark.parametrize("driver", [pytest.param(d, marks=() if d == _FIRST else pytest.mark.slow) for d in DRIVERS])
 @pytest.mark.parametrize(
     ("subject", "check"),
     [pytest.param(s, check, id=f"{s.name}-{check.__name__}") for s in SUBJECTS for check in checks_for(s)],
