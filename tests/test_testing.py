@@ -124,6 +124,7 @@ def test_large_messages_and_other_functions(pair: RankPool) -> None:
     assert pair.run(os.path.basename, "a/b") == ["b", "b"]
 
 
+@pytest.mark.slow
 def test_a_failure_names_ranks_and_shows_their_output(pair: RankPool) -> None:
     before = pair.run(pid)
     with pytest.raises(RanksFailed) as caught:

@@ -102,6 +102,7 @@ def test_refusals() -> None:
     assert inspect(torch.ones(1).expand(4), writable=False).staging.tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_tensors_without_memory_are_refused() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -52,6 +52,7 @@ def test_as_a_module(gfkernels: Callable[..., Any]) -> None:
     assert (done.code, done.out, done.err) == (0, f"gfkernels {__version__}\n", "")
 
 
+@pytest.mark.slow
 def test_an_error_is_a_message(gfkernels: Callable[..., Any]) -> None:
     done = gfkernels("bench", "--dtype", "float23")
     assert done.code == 2

@@ -21,6 +21,7 @@ def pool(request: pytest.FixtureRequest, ranks: Callable[..., RankPool]) -> Rank
     return ranks(way.size, **way.options)
 
 
+@pytest.mark.slow
 def test_strided_arrays_are_reduced_and_written_back(pool: RankPool, seed: int) -> None:
     same_on_all_ranks(pool.run(rank_arrays.strided, seed))
 

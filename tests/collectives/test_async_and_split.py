@@ -27,6 +27,7 @@ def pool(way: Way, ranks: Callable[..., RankPool]) -> RankPool:
     return ranks(way.size, **way.options)
 
 
+@pytest.mark.slow
 def test_several_in_flight(pool: RankPool, seed: int) -> None:
     for _ in range(3):
         same_on_all_ranks(pool.run(rank_async.in_flight, seed))

@@ -49,5 +49,6 @@ def test_a_default_wire_is_for_floats(ranks: Give, seed: int, name: str, size: i
         ),
     ],
 )
+@pytest.mark.slow
 def test_means_do_not_overflow(ranks: Give, name: str, size: int) -> None:
     same_on_all_ranks(ranks(size, **SETTINGS[name]).run(rank_wires.means_without_overflow))

@@ -71,6 +71,7 @@ def test_bases_over_thousands_of_calls() -> None:
 @pytest.mark.parametrize("name", ["ring-allreduce-packed0-out1-landing0-enter0", "doubling-packed1-out0-enter0",
                                   "direct-staged-allreduce-packed1-out0", "direct-registered-allreduce-packed0-out0",
                                   "direct-inline-allreduce-packed0-out0", "many-registered-packed0"])  # fmt: skip
+@pytest.mark.slow
 def test_ranks_in_threads(name: str) -> None:
     plans = FAMILIES[name](3, 101, 16)
     compare(World(3, kind=kind_of(name)), [plans] * 60, numbers_of(name), seed=3, threads=True)

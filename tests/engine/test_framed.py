@@ -31,6 +31,7 @@ def settle(mesh: FramedMesh, world: World) -> None:
 
 
 @pytest.mark.parametrize("name", FRAMED)
+@pytest.mark.slow
 def test_every_family(name: str) -> None:
     for size in (1, 2, 3, 5):
         mesh = FramedMesh(size, seed=size)

@@ -45,6 +45,7 @@ def test_nobody_was_waiting(start: Callable[..., World]) -> None:
 
 
 @pytest.mark.parametrize("way", ["auto", pytest.param("shm", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_all_refuse(start: Callable[..., World], way: str) -> None:
     world = start("fault_calls:refuse", "all", transport=way, timeout_s=20)
     for _ in range(TIMES):

@@ -19,6 +19,7 @@ Triple = tuple[ReduceOp, DType, "DType | None"]
 
 
 @pytest.mark.parametrize("variant", variants(), ids=label)
+@pytest.mark.slow
 def test_aarch64_has_no_x86_and_no_library_calls(variant: Triple) -> None:
     text = emitter.emit(elements.Variant(*variant), aarch64.TRIPLE, native_half=True)
     assert not aarch64.x86_intrinsics(text)
@@ -34,6 +35,7 @@ def test_aarch64_converts_halves_by_instruction() -> None:
 
 
 @pytest.mark.parametrize("variant", variants(), ids=label)
+@pytest.mark.slow
 def test_no_kernel_needs_a_symbol(variant: Triple) -> None:
     """A missing symbol (compiler-rt's fp16 conversions, memcpy) would be a crash when the kernel is loaded or run."""
     name = elements.Variant(*variant).name

@@ -67,6 +67,7 @@ def owner() -> Iterator[tuple[subprocess.Popen[str], int, bytes, int, int]]:
 Owner = tuple[subprocess.Popen[str], int, bytes, int, int]
 
 
+@pytest.mark.slow
 def test_probe_reads_and_writes(owner: Owner) -> None:
     process, token, expected, _, _ = owner
     assert cma.probe(process.pid, token, 64, expected) == (True, "")
