@@ -145,6 +145,8 @@ def allreduce(x: Any, op: str = "sum", *, out: Any = None, wire: str | None = No
     comm = _default
     if comm is None:
         comm = default_communicator()
+    if out is None and wire is None and not async_op:
+        return comm.allreduce(x, op)  # keywords cost a tenth of a small call
     return comm.allreduce(x, op, out=out, wire=wire, async_op=async_op)
 
 

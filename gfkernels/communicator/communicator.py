@@ -20,6 +20,8 @@ from gfkernels.errors import GfkernelsError, UsageError
 from gfkernels.types import DType, ReduceOp
 
 _NDARRAY: Final = np.ndarray
+_call_array, _call_arrays = engine.call_array, engine.call_arrays
+_NOT_FAST: Final = int(Code.NOT_FAST)
 _NEW: Final = np.empty
 _REMEMBERED: Final = 512
 """Calls that `_repeat` knows: of a model's tensors each size once."""
@@ -63,7 +65,23 @@ class Communicator(Group):
                 contents are undefined.
             CommunicatorBroken: an earlier call failed.
         """
-        if not async_op and self._repeat(("allreduce", op, wire), x, out):
+        # Most calls are like the last one: these lines are what 8 bytes cost above the engine itself.
+        if out is None and wire is None and not async_op and type(x) is _NDARRAY and type(op) is str:
+            program = self._last.get(op)
+            if program is not None:
+                try:
+                    code = _call_array(self._ctx, program.address, id(x))
+                    if code != _NOT_FAST:
+                        self._append(program)
+                        if code != 0:
+                            self._finish(code, program, x, None)
+                        return x
+                except GfkernelsError:
+                    raise
+                except BaseException as error:
+                    self._interrupted(error, program, x)
+                    raise
+        if not async_op and self._repeat("allreduce", op, wire, x, out):
             return x if out is None else out
 
         def prepare() -> tuple[Request, HostArray, HostArray | None]:
@@ -79,7 +97,7 @@ class Communicator(Group):
             )
             return request, array, target
 
-        return self._collective(prepare, async_op, ("allreduce", op, wire), x)
+        return self._collective(prepare, async_op, op, wire, x)
 
     def reduce_scatter(
         self, x: Any, op: str = "sum", *, out: Any = None, wire: str | None = None, async_op: bool = False
@@ -99,10 +117,9 @@ class Communicator(Group):
         Raises:
             As `allreduce`.
         """
-        call = ("reduce_scatter", op, wire)
         if type(x) is _NDARRAY and x.ndim and not async_op:
             target = _NEW((x.shape[0] // self.size, *x.shape[1:]), x.dtype) if out is None else out
-            if self._repeat(call, x, target):
+            if self._repeat("reduce_scatter", op, wire, x, target):
                 return target
 
         def prepare() -> tuple[Request, HostArray, HostArray | None]:
@@ -118,7 +135,7 @@ class Communicator(Group):
             wire_dtype = self._wire(wire, array.dtype)
             return Request("reduce_scatter", reduction, array.dtype, wire_dtype, array.count), array, target
 
-        return self._collective(prepare, async_op, call, x)
+        return self._collective(prepare, async_op, op, wire, x)
 
     def allgather(self, x: Any, *, out: Any = None, wire: str | None = None, async_op: bool = False) -> Any:
         """Gives every rank the arrays of all ranks.
@@ -135,10 +152,9 @@ class Communicator(Group):
         Raises:
             As `allreduce`.
         """
-        call = ("allgather", None, wire)
         if type(x) is _NDARRAY and not async_op:
             target = _NEW((self.size, *x.shape), x.dtype) if out is None else out
-            if self._repeat(call, x, target):
+            if self._repeat("allgather", None, wire, x, target):
                 return target
 
         def prepare() -> tuple[Request, HostArray, HostArray | None]:
@@ -147,7 +163,7 @@ class Communicator(Group):
             wire_dtype = self._wire(wire, array.dtype)
             return Request("allgather", ReduceOp.SUM, array.dtype, wire_dtype, array.count), array, target
 
-        return self._collective(prepare, async_op, call, x)
+        return self._collective(prepare, async_op, None, wire, x)
 
     def broadcast(self, x: Any, root: int = 0, *, async_op: bool = False) -> Any:
         """Copies the root's array into everybody's.
@@ -163,8 +179,7 @@ class Communicator(Group):
         Raises:
             As `allreduce`.
         """
-        call = ("broadcast", None if isinstance(root, bool) else root, None)
-        if not async_op and self._repeat(call, x, None):
+        if not async_op and type(root) is int and self._repeat("broadcast", root, None, x, None):
             return x
 
         def prepare() -> tuple[Request, HostArray, HostArray | None]:
@@ -173,7 +188,7 @@ class Communicator(Group):
             array = arrays.inspect(x, writable=self.rank != root)
             return Request("broadcast", dtype=array.dtype, elements=array.count, root=root.__index__()), array, None
 
-        return self._collective(prepare, async_op, call, x)
+        return self._collective(prepare, async_op, root, None, x)
 
     def barrier(self) -> None:
         """Returns once all ranks have called it."""
@@ -224,34 +239,35 @@ class Communicator(Group):
 
     # -- the common path ---------------------------------------------------------------------------------------
 
-    def _repeat(self, call: tuple[str, Any, Any], x: Any, out: Any) -> bool:
+    def _repeat(self, collective: str, how: Any, wire: Any, x: Any, out: Any) -> bool:
         """Makes a call like an earlier one, of which compiled code checks the rest; False: it did nothing.
 
         Args:
-            call: the collective with its other arguments.
+            collective: its name.
+            how: the op, or the root.
+            wire: as for the collective.
             x: the input, which is also the result where `out` is None.
             out: the result.
         """
         if type(x) is not _NDARRAY or (out is not None and type(out) is not _NDARRAY):
             return False
         try:
-            program = self._fast.get((call, x.shape, None if out is None else out.shape, id(x.dtype)))
+            shape = None if out is None else out.shape
+            program = self._fast.get((collective, how, wire, x.shape, shape, id(x.dtype)))
         except TypeError:  # an argument that no table can hold, which is an error for `_collective` to explain
             return False
         if program is None:
             return False
         try:
             if out is None:
-                code = engine.call_array(self._ctx, program.address, id(x))
+                code = _call_array(self._ctx, program.address, id(x))
             else:
-                code = engine.call_arrays(self._ctx, program.address, id(x), id(out))
-            if code == Code.NOT_FAST:
+                code = _call_arrays(self._ctx, program.address, id(x), id(out))
+            if code == _NOT_FAST:
                 return False
             self._append(program)
             if code != 0:
-                assert self._core is not None
-                target = 0 if out is None else int(out.ctypes.data)
-                self._core.finish(code, program, int(x.ctypes.data), target, (x, out))
+                self._finish(code, program, x, out)
         except GfkernelsError:
             raise
         except BaseException as error:
@@ -259,19 +275,29 @@ class Communicator(Group):
             raise
         return True
 
-    def _remember(self, call: tuple[str, Any, Any], x: Any, target: HostArray | None, program: Program) -> None:
+    def _finish(self, code: int, program: Program, x: Any, out: Any) -> None:
+        assert self._core is not None
+        target = 0 if out is None else int(out.ctypes.data)
+        self._core.finish(code, program, int(x.ctypes.data), target, (x, out))
+
+    def _remember(self, request: Request, how: Any, wire: Any, x: Any, target: HostArray | None, program: Any) -> None:
         # What compiled code may see of an array is fixed only for numpy's own class.
         out = None if target is None else target.original
-        if self._fast_arrays and type(x) is _NDARRAY and (out is None or type(out) is _NDARRAY):
-            if len(self._fast) >= _REMEMBERED:
-                self._fast.clear()
-            self._fast[call, x.shape, None if out is None else out.shape, id(x.dtype)] = program
+        if not self._fast_arrays or type(x) is not _NDARRAY or not (out is None or type(out) is _NDARRAY):
+            return
+        if len(self._fast) >= _REMEMBERED:
+            self._fast.clear()
+        shape = None if out is None else out.shape
+        self._fast[request.collective, how, wire, x.shape, shape, id(x.dtype)] = program
+        if request.collective == "allreduce" and out is None and wire is None:
+            self._last[how] = program
 
     def _collective(
         self,
         prepare: Callable[[], tuple[Request, HostArray, HostArray | None]],
         async_op: bool,
-        call: tuple[str, Any, Any],
+        how: Any,
+        wire: Any,
         x: Any,
     ) -> Any:
         """One call: checks, the program, the engine, the result."""
@@ -303,7 +329,7 @@ class Communicator(Group):
         if async_op:
             self._append(program)
             return self._queue.submit(program, array.address, out_address, (array, target), finish)
-        self._remember(call, x, target, program)
+        self._remember(request, how, wire, x, target, program)
         self._run(program, array.address, out_address, (array, target))
         return finish()
 

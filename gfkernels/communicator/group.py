@@ -52,6 +52,7 @@ class Group:
         self._splits = 0
         self._parts: weakref.WeakSet[Group] = weakref.WeakSet()
         self._fast: dict[Any, Program] = {}
+        self._last: dict[str, Program] = {}
         self._barrier: Program | None = None
         self._fast_arrays = fast_arrays()
         self._broken: BaseException | None = None
@@ -214,6 +215,7 @@ class Group:
             return
         self._closed = True
         self._fast.clear()
+        self._last.clear()
         core = self._core
         if os.getpid() != self._pid:
             return
