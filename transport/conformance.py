@@ -254,6 +254,7 @@ def get_pulls(subject: Subject, call: Driver) -> None:
 def _stream(row: int, peer: int, source: int, landing: int, n_turns: int, words: int) -> int:
     """Ping-pong of blocks whose words all hold the turn's number; the first wrong turn, or 0."""
     state, put, poll, progress = load64(row), load64(row + 8), load64(row + 16), load64(row + 32)
+    flush = load64(row + 48)
     for turn in range(1, n_turns + 1):
         _fill(source, words, turn)
         code = AGAIN
@@ -279,7 +280,10 @@ def _stream(row: int, peer: int, source: int, landing: int, n_turns: int, words:
         while call3(poll, state, peer, 1) < turn:
             if progress != 0 and call1(progress, state) < 0:
                 return -100
-    return 0
+    code = AGAIN if flush != 0 else 0
+    while code == AGAIN:
+        code = call1(flush, state)
+    return code
 
 
 @njit

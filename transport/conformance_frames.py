@@ -279,6 +279,7 @@ def dead_peer_is_named(subject: Subject, call: Driver) -> None:
         for _ in range(ROUNDS):
             if b.poll(c, 1) == 1:
                 break
+            _progress_from(c, b)
             _progress_from(b, c)
         require(b.poll(c, 1) == 1, "a connection between two others broke")
 

@@ -38,7 +38,8 @@ class Slot(IntEnum):
     """`put(state, peer, channel, src, dst, buffer, offset_bytes, nbytes)` -> OK | AGAIN | -Fault.
     Moves `nbytes` (0 allowed: a pure signal) from local `src` into the peer's buffer `buffer` at `offset_bytes`; `dst`
     is that place's address as far as it is known here (mapped, or the peer's own virtual address), else 0. When the
-    bytes are there, the peer's arrivals on `channel` grow by one (channel -1: not)."""
+    bytes are there, the peer's arrivals on `channel` grow by one (channel -1: not). What was accepted may stay here
+    until PROGRESS or FLUSH is called, so a rank that waits calls PROGRESS of every row."""
     POLL = 2
     """`poll(state, peer, channel)` -> arrivals from `peer` on `channel` since the start of time, or -Fault."""
     GET = 3

@@ -354,8 +354,9 @@ def put_signal(state: int, channel: int) -> int:
             store64(state + f.LATE_END, end + f.HEADER_NBYTES)
             return OK
     elif append_early(state, f.KIND_PUT, channel, 0, 0, 0):
-        sent = _send_once(state)
-        return sent if sent < 0 else OK
+        # It leaves with the next payload, or with PROGRESS as soon as nothing moves here: a system call of its own
+        # would cost more than what it says.
+        return OK
     sent = send(state)
     return sent if sent < 0 else blocked(state)
 

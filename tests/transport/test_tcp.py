@@ -239,6 +239,7 @@ def test_mismatch_tells_both_signatures(pair: tuple[TcpChannels, TcpChannels]) -
     a.begin(1, 0xAAAA)
     b.begin(1, 0xBBBB)
     assert a.put(b, 0, None) == OK
+    assert a.progress() >= 0
     until_fault(b.progress, Fault.MISMATCH, "different signatures")
     assert pair[1].fault(0) is Fault.MISMATCH
     assert pair[1].signatures(0) == (0xBBBB, 0xAAAA)
