@@ -122,6 +122,9 @@ FINAL: Final = 2
 """Step flag: this COMBINE completes the reduction (mean divides here)."""
 ROUND_RAW: Final = 4
 """Step flag: round every array-typed source to the wire dtype first (direct plans: all paths give equal bits)."""
+STREAMED: Final = 8
+"""Kernel flag, which the engine adds and no plan carries: the first destination, which begins on a cache line, is
+written past the caches. Until `drain_streams` nobody may be told of it."""
 
 STEP_DTYPE: Final = np.dtype(
     [

@@ -126,7 +126,9 @@ class Ctx(IntEnum):
     """When the running call began; only for calls without ENTER."""
     HANDOVER = 54
     """1: another thread wants to run the queue; whoever runs it returns at its next idle round."""
-    RECENT = 56
+    STREAMED_ROWS = 56
+    """How many more rows that fill STAGE go past the caches before the way through them is tried again."""
+    RECENT = 57
     """The first of N_RECENT words: programs of the last calls without ENTER, by sequence number modulo N_RECENT."""
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from gfkernels.engine.context import N_KERN_WORDS, Ctx, Kern, Prog
+from gfkernels.engine.staging import end_streamed, fill, note, started_ns, streams
 from gfkernels.native.jit import njit
 from gfkernels.native.libc import copy
 from gfkernels.native.memory import call3, call4, call5, call8, load64, store64
 from gfkernels.transport.table import AGAIN, N_SLOTS, Slot
-from gfkernels.types import N_CHANNELS, SPAN_DTYPE, STEP_DTYPE, Buffer, StepOp
+from gfkernels.types import N_CHANNELS, SPAN_DTYPE, STEP_DTYPE, STREAMED, Buffer, StepOp
 
 DID: Final = 1
 """The row is done."""
@@ -79,8 +80,18 @@ def _combine(ctx: int, row: int, kern: int, spans: int) -> int:
     store64(counts + 8, n_src_array)
     store64(counts + 16, n_dst_wire)
     store64(counts + 24, n_dst_array)
-    store64(counts + 32, load64(row + _FLAGS))
-    call4(load64(kern + _KERN_COMBINE), pointers, counts, load64(row + _COUNT), load64(kern + _ARGS))
+    flags, count = load64(row + _FLAGS), load64(row + _COUNT)
+    stages = load64(spans + dst * _SPAN_NBYTES + 8) == _STAGE
+    nbytes = count * _itemsize(kern, _STAGE) if stages else 0
+    streamed = stages and streams(ctx, load64(pointers + 8 * n_src), nbytes)
+    store64(counts + 32, flags | STREAMED if streamed else flags)
+    # A row of one source packs what is this rank's own: its time is that of its stores.
+    since_ns = started_ns(ctx, nbytes) if n_src == 1 and not streamed else 0
+    call4(load64(kern + _KERN_COMBINE), pointers, counts, count, load64(kern + _ARGS))
+    if streamed:
+        end_streamed(ctx)
+    else:
+        note(ctx, nbytes, since_ns)
     return DID
 
 
@@ -189,7 +200,11 @@ def work(ctx: int, row: int, spans: int) -> int:
     if op == _GET:
         return _get(ctx, row, kern, spans)
     dst = spans + load64(row + _DST) * _SPAN_NBYTES
-    nbytes = load64(row + _COUNT) * _itemsize(kern, load64(dst + 8))
-    src = _address(ctx, kern, spans, load64(row + _SRC))
-    copy(_address(ctx, kern, spans, load64(row + _DST)), src, nbytes)
+    buffer = load64(dst + 8)
+    nbytes = load64(row + _COUNT) * _itemsize(kern, buffer)
+    src, to = _address(ctx, kern, spans, load64(row + _SRC)), _address(ctx, kern, spans, load64(row + _DST))
+    if buffer == _STAGE:
+        fill(ctx, to, src, nbytes)
+    else:
+        copy(to, src, nbytes)
     return DID

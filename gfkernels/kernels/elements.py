@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from llvmlite import ir
 
+from gfkernels.native.memory import LINE_NBYTES, past_the_caches
 from gfkernels.types import DType, ReduceOp
 
 I1: Final = ir.IntType(1)
@@ -151,6 +152,12 @@ class Lanes:
     def store(self, bits: Any, address: Any, dtype: DType) -> None:
         """Writes lanes of the storage type to `address`."""
         self.builder.store(bits, self.builder.inttoptr(address, bits.type.as_pointer()), align=dtype.itemsize)
+
+    def stream(self, bits: Any, address: Any, dtype: DType) -> None:
+        """As `store`, past the caches, to an address that is a multiple of what is written or of a cache line."""
+        align = min(self.width * dtype.itemsize, LINE_NBYTES)
+        store = self.builder.store(bits, self.builder.inttoptr(address, bits.type.as_pointer()), align=align)
+        past_the_caches(self.builder.module, store)
 
     # -- conversions -------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from llvmlite import ir
 
 from gfkernels.kernels.elements import F64, I64, Lanes, Variant
-from gfkernels.types import FINAL, RAW_SOURCES, ROUND_RAW, DType, ReduceOp
+from gfkernels.types import FINAL, RAW_SOURCES, ROUND_RAW, STREAMED, DType, ReduceOp
 
 _BLOCK_BYTES: Final = 128
 """Bytes of accumulator in the widest blocks: four AVX2 registers."""
@@ -109,12 +109,26 @@ class _Emitter:
         for nbytes in (_BLOCK_BYTES, _SMALL_BLOCK_BYTES, itemsize):
             width = nbytes // itemsize
             stop = self.builder.and_(self.n, I64(-width))
-            if nbytes == _BLOCK_BYTES and plain and self.variant.unrolls:
-                self._fixed_blocks(stop, width)
+            if nbytes == _BLOCK_BYTES:
+                self._wide_blocks(stop, width, plain)
             else:
                 with self._loop(done, stop, width) as index:
                     self._block(index, width, plain)
             done = stop
+
+    def _wide_blocks(self, stop: Any, width: int, plain: bool) -> None:
+        """Elements 0 … stop, past the caches into the first destination where the flags say so."""
+        builder = self.builder
+        streamed = builder.icmp_signed("!=", builder.and_(self.flags, I64(STREAMED)), I64(0))
+        with builder.if_else(streamed, likely=False) as (then, otherwise):
+            with then, self._loop(I64(0), stop, width) as index:
+                self._block(index, width, plain, streamed=True)
+            with otherwise:
+                if plain and self.variant.unrolls:
+                    self._fixed_blocks(stop, width)
+                else:
+                    with self._loop(I64(0), stop, width) as index:
+                        self._block(index, width, plain)
 
     def _fixed_blocks(self, stop: Any, width: int) -> None:
         """Elements 0 … stop: without inner loops where a few ranks' arrays are combined in place, else with them."""
@@ -169,8 +183,8 @@ class _Emitter:
         self.divides = divides
         return builder.not_(divides if self.variant.scales_late else builder.or_(divides, scales))
 
-    def _block(self, index: Any, width: int, plain: bool) -> None:
-        """Reduces and stores elements index … index + width - 1."""
+    def _block(self, index: Any, width: int, plain: bool, streamed: bool = False) -> None:
+        """Reduces and stores elements index … index + width - 1; `streamed`: the first destination past the caches."""
         builder, variant = self.builder, self.variant
         dtype, wire = variant.dtype, variant.wire
         lanes = Lanes(builder, width, variant, self.native_half)
@@ -206,13 +220,18 @@ class _Emitter:
 
         value = lanes.canonical(self._scaled(lanes, builder.load(accumulator, typ=kind), plain))
         n_dst = builder.add(self.n_dst_wire, self.n_dst_array)
+        begin = I64(1 if streamed else 0)
         if wire is None:
             bits = lanes.narrow(value, dtype)
-            with self._loop(I64(0), n_dst) as number:
+            if streamed:
+                lanes.stream(bits, at(I64(0), self.destinations, dtype), dtype)
+            with self._loop(begin, n_dst) as number:
                 lanes.store(bits, at(number, self.destinations, dtype), dtype)
             return
         wire_bits = lanes.narrow(value, wire)
-        with self._loop(I64(0), self.n_dst_wire) as number:
+        if streamed:
+            lanes.stream(wire_bits, at(I64(0), self.destinations, wire), wire)
+        with self._loop(begin, self.n_dst_wire) as number:
             lanes.store(wire_bits, at(number, self.destinations, wire), wire)
         with builder.if_then(builder.icmp_signed(">", self.n_dst_array, I64(0))):
             bits = lanes.narrow(lanes.widen(wire_bits, wire), dtype)

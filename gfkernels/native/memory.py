@@ -125,11 +125,57 @@ def copy_block(typingctx: Any, dst: Any, src: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
+LINE_NBYTES = 64
+
+
+@intrinsic
+def stream_block(typingctx: Any, dst: Any, src: Any) -> Any:
+    """As `copy_block` to a `dst` at the begin of a cache line, past the caches: see `drain_streams`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        line = ir.VectorType(ir.IntType(8), LINE_NBYTES)
+        places = [ir.Constant(_I64, at) for at in range(0, BLOCK_NBYTES, LINE_NBYTES)]
+        values = [builder.load(_pointer(builder, builder.add(args[1], at), line), align=1, typ=line) for at in places]
+        for at, value in zip(places, values, strict=True):
+            store = builder.store(value, _pointer(builder, builder.add(args[0], at), line), align=LINE_NBYTES)
+            past_the_caches(builder.module, store)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+def past_the_caches(module: Any, store: Any) -> None:
+    """Marks an LLVM store as one of bytes that this core will not need soon."""
+    store.set_metadata("nontemporal", module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+
+
+def _machine(triple: str) -> str:
+    # The target's own triple decides, so that code emitted for another architecture holds its instructions.
+    for machine, prefixes in (("aarch64", ("aarch64", "arm64")), ("x86_64", ("x86_64",))):
+        if triple.startswith(prefixes):
+            return machine
+    return {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+
+
+@intrinsic
+def drain_streams(typingctx: Any) -> Any:
+    """Later writes of this thread become visible after all that it has streamed.
+
+    x86 orders stores past the caches by a fence only; elsewhere `store_release` orders them like any other.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if _machine(builder.module.triple or "") == "x86_64":
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(builder.module.declare_intrinsic("llvm.x86.sse.sfence", (), kind), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
 _PAUSE = {
     "x86_64": ("llvm.x86.sse2.pause", (), ()),
-    "AMD64": ("llvm.x86.sse2.pause", (), ()),
     "aarch64": ("llvm.aarch64.hint", (ir.IntType(32),), (1,)),
-    "arm64": ("llvm.aarch64.hint", (ir.IntType(32),), (1,)),
 }
 
 
@@ -138,11 +184,7 @@ def pause(typingctx: Any) -> Any:
     """Tells the core that this is a spin loop."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        # The target's own triple decides, so that code emitted for another architecture holds its hint.
-        triple = builder.module.triple or ""
-        machine = "aarch64" if triple.startswith(("aarch64", "arm64")) else platform.machine()
-        if triple.startswith("x86_64"):
-            machine = "x86_64"
+        machine = _machine(builder.module.triple or "")
         if machine in _PAUSE:
             name, kinds, values = _PAUSE[machine]
             function = builder.module.declare_intrinsic(name, (), ir.FunctionType(ir.VoidType(), list(kinds)))

@@ -39,8 +39,14 @@ def allreduce(
     segment_elements: int = 65536,
     slots: int = 3,
 ) -> Plan:
-    """`direct` allreduce through STAGE. Arguments as in `direct.allreduce`."""
-    depth = _depth(slots, 3, segment_elements)
+    """`direct` allreduce through STAGE. Arguments as in `direct.allreduce`.
+
+    Each rank reduces a slice of every segment, and the others unpack the result. Two ranks rather reduce the whole
+    segment each: as many bytes travel, and nobody waits for a result.
+    """
+    sliced = size > 2
+    stages = 3 if sliced else 2
+    depth = _depth(slots, stages, segment_elements)
     b = PlanBuilder(
         "direct.staged", "allreduce", rank, size, count, packed=packed, out=out, align=align_elements,
         segment=segment_elements, slots=slots,
@@ -54,14 +60,14 @@ def allreduce(
     segments = pieces(0, count, segment_elements)
     cuts = {n: slices(n, size, align_elements) for n in {n for _, n in segments}}
     b.stage_elements = min(slots, len(segments)) * segment_elements if count else 0
-    last = len(segments) + 2 * depth if segments else 0
+    last = len(segments) + (stages - 1) * depth if segments else 0
     for tick in range(last):
         _tick_barrier(b, tick, depth)
         if tick < len(segments):
             at, n = segments[tick]
             slot = tick % slots * segment_elements
             # What this rank owns it reads from X, where that gives the same bits: a third of the copies less.
-            lo, hi = (0, 0) if packed else cuts[n][rank : rank + 2]
+            lo, hi = cuts[n][rank : rank + 2] if sliced and not packed else (0, 0)
             for start, stop in ((0, lo), (hi, n)):
                 if stop > start:
                     src = b.own(X, at + start, stop - start)
@@ -69,12 +75,12 @@ def allreduce(
                     b.convert(src, dst, packed=packed, raw=True, segment=tick)
         if 0 <= (now := tick - depth) < len(segments):
             at, n = segments[now]
-            lo, hi = cuts[n][rank], cuts[n][rank + 1]
+            lo, hi = cuts[n][rank : rank + 2] if sliced else (0, n)
             slot = now % slots * segment_elements
             if hi > lo:
                 own = None if packed else at + lo
-                _reduce(b, slot + lo, hi - lo, target, at + lo, packed=packed, keep=True, own=own, segment=now)
-        if 0 <= (now := tick - 2 * depth) < len(segments):
+                _reduce(b, slot + lo, hi - lo, target, at + lo, packed=packed, keep=sliced, own=own, segment=now)
+        if sliced and 0 <= (now := tick - 2 * depth) < len(segments):
             at, n = segments[now]
             slot = now % slots * segment_elements
             for q in ((rank + i) % size for i in range(1, size)):

@@ -28,6 +28,13 @@ def ir_of(function: Any) -> str:
     return str(numba.cfunc(types.int64(*(types.int64,) * plain.__code__.co_argcount))(plain).inspect_llvm())
 
 
+def assembly_of(function: Any) -> str:
+    """The machine code of a compiled function of int64s, callees included."""
+    fresh = numba.njit(nogil=True)(function.py_func)
+    fresh.compile((types.int64,) * function.py_func.__code__.co_argcount)
+    return "".join(fresh.inspect_asm().values())
+
+
 def functions(ir: str) -> dict[str, str]:
     """The bodies of the functions that IR defines, by mangled name; without numba's wrappers of `njit` functions."""
     found = re.findall(r"^define [^@]*@\"?([\w.$]+)\"?\(.*?\{\n(.*?)^\}", ir, flags=re.MULTILINE | re.DOTALL)
@@ -48,8 +55,9 @@ def callees(body: str) -> set[str]:
     }
 
 
-def without_pause(ir: str) -> str:
-    """IR with the spin loop's hint as `gfkernels.native.memory.pause` writes it for aarch64."""
+def as_for_aarch64(ir: str) -> str:
+    """IR with the spin loop's hint, and without the fence, as `gfkernels.native.memory` writes it for aarch64."""
+    ir = re.sub(r"(declare|tail call|call) void @llvm\.x86\.sse\.sfence\(\).*", "", ir)
     ir = re.sub(r"declare void @llvm\.x86\.sse2\.pause\(\).*", "declare void @llvm.aarch64.hint(i32)", ir)
     return ir.replace("@llvm.x86.sse2.pause()", "@llvm.aarch64.hint(i32 1)")
 

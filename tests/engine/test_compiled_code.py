@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +14,17 @@ from compiled_code import (
     ATOMIC_LOAD,
     ATOMIC_STORE,
     EXCHANGE,
+    as_for_aarch64,
+    assembly_of,
     behind,
     body_of,
     callees,
     functions,
     ir_of,
-    without_pause,
 )
 from llvmlite import ir
 
-from gfkernels.engine import entry, executor, waiting
+from gfkernels.engine import entry, executor, rows, staging, waiting
 from gfkernels.native import memory
 from gfkernels.transport import cma, shm, tcp_table
 
@@ -102,6 +104,16 @@ def test_what_comes_before_a_release_is_not_behind_it() -> None:
     assert ATOMIC_STORE.search(behind(body, re.compile("4copy")))
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86 orders stores past the caches by a fence")
+def test_a_fence_follows_what_goes_past_the_caches() -> None:
+    """A release does not order it."""
+    code = assembly_of(staging.fill)
+    assert re.search(r"\tv?movnt\w+\t", code) and "\tsfence" in code
+    assert re.search("6stream.*(end_streamed|sfence)", body_of(staging.fill, "fill"), flags=re.DOTALL)
+    assert "sfence" in body_of(staging.end_streamed, "end_streamed")
+    assert re.search("end_streamed|sfence", body_of(rows.step, "_combine"))
+
+
 def test_the_engine_is_taken_by_one_exchange() -> None:
     assert EXCHANGE.search(body_of(executor._admit, "_admit"))
     assert EXCHANGE.search(body_of(executor.acquire, "acquire"))
@@ -146,7 +158,7 @@ def _keep(function: Any = None, **options: Any) -> Any:
 
 
 def _can_be_emitted_for_aarch64(name: str) -> None:
-    text = without_pause(ir_of(EVERYTHING[name]))
+    text = as_for_aarch64(ir_of(EVERYTHING[name]))
     assert aarch64.x86_intrinsics(text) == []
     made = aarch64.assembly(text)
     loads, stores = len(ATOMIC_LOAD.findall(text)), len(ATOMIC_STORE.findall(text))

@@ -1,10 +1,10 @@
 """Owns a weakly ordered machine: it interprets the engine's sources, and shows each thread memory as late as allowed.
 
 Plain stores to shared memory wait in their thread's buffer and become visible in any order; a store with release order
-makes all earlier ones visible first. A plain load may give any value that the place has held since what the thread has
-acquired: a load with acquire order acquires everything that was visible when the value that it reads was written. That
-is the memory model of LLVM, less what no processor does (values out of thin air). Threads take turns at every access
-to shared memory, by lot.
+makes all earlier ones visible first, but for those past the caches, which only `drain_streams` orders. A plain load may
+give any value that the place has held since what the thread has acquired: a load with acquire order acquires everything
+that was visible when the value that it reads was written. That is the memory model of LLVM, less what no processor does
+(values out of thin air). Threads take turns at every access to shared memory, by lot.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from engine_world import Array, Session, Stuck, World
 
 from gfkernels.engine.context import Ctx, Kind
 from gfkernels.plan.model import Plan
+from gfkernels.types import STREAMED
 
 _I64 = ctypes.c_int64
 _FIRST_FUNCTION = 1 << 60
+_STREAM_ALWAYS = ("    return load64(ctx + _STREAMED_ROWS) > 0 and", "    return nbytes > 0 or")
 _IDLE_LIMIT = 4000
 """Idle turns in a row, of all threads together, after which they are taken to wait for ever."""
 
@@ -56,6 +58,7 @@ class WeakMemory:
         self._starts: list[int] = []
         self._stops: list[int] = []
         self._pending: list[list[tuple[int, bytes]]] = [[] for _ in range(n_threads)]
+        self._streams: list[list[tuple[int, bytes]]] = [[] for _ in range(n_threads)]
         self._log: list[tuple[int, int, bytes]] = []  # (thread, address, what was there)
         self._written: dict[int, int] = {}
         self._acquired = [0] * n_threads
@@ -94,6 +97,7 @@ class WeakMemory:
             raise self.failure
         for index in range(len(works)):
             self._drain_all(index)
+            self._drain_streams(index)
 
     def _work(self, index: int, work: Callable[[], None]) -> None:
         self._me.index = index
@@ -139,7 +143,8 @@ class WeakMemory:
         self._idle = 0
 
     def _drain_one(self, thread: int) -> None:
-        queue = self._pending[thread]
+        queue, streams = self._pending[thread], self._streams[thread]
+        queue = self._lot.choice((queue, streams)) if streams else queue
         if queue:
             index = self._lot.randrange(len(queue))
             address, data = queue[index]
@@ -151,14 +156,28 @@ class WeakMemory:
             self._show(thread, address, data)
         self._pending[thread].clear()
 
-    def store(self, address: int, data: bytes) -> None:
-        """Plain."""
+    def _drain_streams(self, thread: int) -> None:
+        for address, data in self._streams[thread]:
+            self._show(thread, address, data)
+        self._streams[thread].clear()
+
+    def _settle(self, address: int, nbytes: int) -> None:
+        """A thread sees its own stores to a place in their order."""
+        me = self._me.index
+        for queue, drain in ((self._pending[me], self._drain_all), (self._streams[me], self._drain_streams)):
+            if any(a < address + nbytes and address < a + len(d) for a, d in queue):
+                drain(me)
+
+    def store(self, address: int, data: bytes, streamed: bool = False) -> None:
+        """Plain, or past the caches."""
         if not data:
             return
         if not self._is_shared(address):
             ctypes.memmove(address, data, len(data))
             return
-        self._pending[self._me.index].append((address, data))
+        if streamed or self._streams[self._me.index]:
+            self._settle(address, len(data))
+        (self._streams if streamed else self._pending)[self._me.index].append((address, data))
         self._point()
 
     def store_release(self, address: int, value: int) -> None:
@@ -175,8 +194,7 @@ class WeakMemory:
             return ctypes.string_at(address, nbytes)
         self._point()
         me = self._me.index
-        if any(a < address + nbytes and address < a + len(d) for a, d in self._pending[me]):
-            self._drain_all(me)
+        self._settle(address, nbytes)
         floor = max(self._acquired[me], self._seen[me].get(address, 0))
         when = self._lot.choice((floor, len(self._log)))
         self._seen[me][address] = when
@@ -198,8 +216,7 @@ class WeakMemory:
         """With acquire order."""
         self._point()
         me = self._me.index
-        if any(a < address + 8 and address < a + len(d) for a, d in self._pending[me]):
-            self._drain_all(me)
+        self._settle(address, 8)
         self._acquired[me] = max(self._acquired[me], self._written.get(address, 0))
         return int(_I64.from_address(address).value)
 
@@ -225,7 +242,10 @@ class WeakMemory:
         return self._combine(function, *arguments)
 
     def _combine(self, kernel: int, pointers: int, counts: int, n: int, args: int) -> int:
-        n_src_wire, n_src, n_dst_wire, n_dst, _ = (_I64 * 5).from_address(counts)
+        given = (_I64 * 5).from_address(counts)
+        n_src_wire, n_src, n_dst_wire, n_dst, flags = given
+        # The kernel works on copies, which lie anywhere.
+        given[4] = flags & ~STREAMED
         plain, wire = self._numbers.dtype.itemsize, (self._numbers.wire or self._numbers.dtype).itemsize
         sizes = [wire] * n_src_wire + [plain] * n_src + [wire] * n_dst_wire + [plain] * n_dst
         places = (_I64 * len(sizes)).from_address(pointers)
@@ -238,20 +258,22 @@ class WeakMemory:
         moved = (_I64 * len(sizes))(*(ctypes.addressof(copy) for copy in copies))
         ctypes.CFUNCTYPE(_I64, *(_I64,) * 4)(kernel)(ctypes.addressof(moved), counts, n, args)
         for i in range(targets, len(sizes)):
-            self._store_parts(places[i], copies[i].raw[: n * sizes[i]], sizes[i])
+            streamed = i == targets and bool(flags & STREAMED)
+            self._store_parts(places[i], copies[i].raw[: n * sizes[i]], sizes[i], streamed)
         return 0
 
-    def _store_parts(self, address: int, data: bytes, unit: int) -> None:
+    def _store_parts(self, address: int, data: bytes, unit: int, streamed: bool) -> None:
         cut = len(data) // (2 * unit) * unit
-        self.store(address, data[:cut])
-        self.store(address + cut, data[cut:])
+        self.store(address, data[:cut], streamed)
+        self.store(address + cut, data[cut:], streamed)
 
-    def _copy(self, dst: int, src: int, nbytes: int) -> None:
+    def _copy(self, dst: int, src: int, nbytes: int, streamed: bool = False) -> None:
         self._check(src, nbytes)
         self._check(dst, nbytes)
-        data = self.load(src, nbytes)
-        self.store(dst, data[: nbytes // 2])
-        self.store(dst + nbytes // 2, data[nbytes // 2 :])
+        self._store_parts(dst, self.load(src, nbytes), 1, streamed)
+
+    def _stream(self, dst: int, src: int, nbytes: int) -> None:
+        self._copy(dst, src, nbytes, streamed=True)
 
     def _clock(self, timespec: int) -> int:
         self._now += 1000
@@ -265,11 +287,13 @@ class WeakMemory:
             load32=lambda a: int.from_bytes(self.load(a, 4), "little", signed=True),
             store64=lambda a, v: self.store(a, bytes(_I64(v))),
             load_acquire=self.load_acquire, store_release=self.store_release,
-            compare_exchange=self.compare_exchange, pause=self.idle, **calls,
+            compare_exchange=self.compare_exchange, pause=self.idle, LINE_NBYTES=64,
+            drain_streams=lambda: self._drain_streams(self._me.index), **calls,
         )  # fmt: skip
         libc = SimpleNamespace(
-            copy=self._copy, now_ns=self._clock, sched_yield=self.idle, usleep=self.idle, poll=lambda *_: 0
-        )
+            copy=self._copy, stream=self._stream, now_ns=self._clock, sched_yield=self.idle, usleep=self.idle,
+            poll=lambda *_: 0,
+        )  # fmt: skip
         jit = SimpleNamespace(njit=uncompiled, cfunc=as_pointer(self.register))
         names = ("jit", "libc", "memory")
         return {f"gfkernels.native.{name}": part for name, part in zip(names, (jit, libc, memory), strict=True)}
@@ -285,6 +309,7 @@ class WeakWorld(World):
         kind: how arrays can be reached.
         numbers: what is added.
         n_threads: threads; None: one a rank.
+        streamed: whatever is written to STAGE goes past the caches.
     """
 
     def __init__(
@@ -296,9 +321,13 @@ class WeakWorld(World):
         kind: Kind = Kind.REGISTERED,
         numbers: Numbers | None = None,
         n_threads: int | None = None,
+        streamed: bool = False,
     ) -> None:
         self.memory, self._numbers = WeakMemory(n_threads or size, seed, numbers), numbers or Numbers()
-        engine = [f"gfkernels.engine.{name}" for name in ("executor", "entry", "rows", "waiting")]
+        engine = [f"gfkernels.engine.{name}" for name in ("executor", "entry", "rows", "staging", "waiting")]
+        if streamed:
+            staging = "gfkernels.engine.staging"
+            changes = {**(changes or {}), staging: [*(changes or {}).get(staging, ()), _STREAM_ALWAYS]}
         sources = Sources([*engine, "gfkernels.transport.shm"], changes, self.memory.stand_ins())
         ends = shm_ends(size, sources.module("gfkernels.transport.shm"))
         super().__init__(size, kind=kind, engine=sources.module("gfkernels.engine.executor"), ends=ends)

@@ -56,6 +56,12 @@ MUTANTS: dict[str, WeakMutant] = {
         (RING, DOUBLING),
         "a peer sees the signal of bytes that are not there",
     ),
+    "past the caches: nobody waits": WeakMutant(
+        _ENGINE + "staging",
+        (("    drain_streams()\n", ""),),
+        (STAGED, "direct-staged-allreduce-packed0-out0"),
+        "a signal overtakes bytes that went past the caches, which its release does not order",
+    ),
     "header: plain store for release": WeakMutant(
         _ENGINE + "entry",
         (("_P_HASH))\n    store_release(header, word)", "_P_HASH))\n    store64(header, word)"),),

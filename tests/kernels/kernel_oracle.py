@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gfkernels.errors import UsageError
 from gfkernels.kernels import check
-from gfkernels.types import DTYPES, FINAL, RAW_SOURCES, ROUND_RAW, DType, ReduceOp
+from gfkernels.types import DTYPES, FINAL, RAW_SOURCES, ROUND_RAW, STREAMED, DType, ReduceOp
 
 Array = npt.NDArray[Any]
 
@@ -158,6 +158,13 @@ def run(address: int, case: Case) -> tuple[list[Array], list[Array]]:
     array_outs = array_outs + [
         _place(None, n, case.dtype, misalign + 3) for _ in range(case.n_dst_array - len(array_outs))
     ]
+    if case.flags & STREAMED:
+        # The first destination begins on a cache line.
+        outs, dtype = (wire_outs, wire) if wire_outs else (array_outs, case.dtype)
+        raw, _ = _place(None, n, dtype, 0)
+        start = -raw.ctypes.data % 64 + _GUARD
+        outs[0] = (raw, raw[start : start + n * dtype.itemsize].view(dtype.numpy))
+        assert outs[0][1].ctypes.data % 64 == 0
     everything = placed_wire + placed_array + wire_outs + array_outs
     # Empty views have no address of their own; any will do for them.
     spans = [span.__array_interface__["data"][0] for _, span in everything]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from kernel_oracle import Case, cases, data, label, run, variants, verify
 
 from gfkernels import kernels
 from gfkernels.kernels import elements, emitter, objects
-from gfkernels.types import DTYPES, FINAL, RAW_SOURCES, DType, ReduceOp
+from gfkernels.types import DTYPES, FINAL, RAW_SOURCES, STREAMED, DType, ReduceOp
 
 SIZES = (0, 1, 3, 7, 8, 31, 63, 64, 65, 127, 129, 1000, 4097)
 Triple = tuple[ReduceOp, DType, "DType | None"]
@@ -108,3 +110,13 @@ def test_in_place_on_all_ranks(variant: Triple, ranks: int) -> None:
             scale = scale if dtype.itemsize == 2 else 1.0
             case = Case(op, dtype, None, [], sources, 0, ranks, flags, scale, divisor, in_place=True)
             verify(kernels.combine(op, dtype), case)
+
+
+@pytest.mark.parametrize("variant", variants(), ids=label)
+def test_past_the_caches(variant: Triple) -> None:
+    """The same bits where the first destination is written past the caches."""
+    address = kernels.combine(*variant)
+    for case in cases(variant, (31, 64, 333, 4097), seed=3):
+        # Only STAGE is written so, and what goes there is wire-typed where there is a wire.
+        if not case.in_place and (case.wire is None or case.n_dst_wire):
+            verify(address, dataclasses.replace(case, flags=case.flags | STREAMED))

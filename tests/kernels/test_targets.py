@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,20 @@ def test_aarch64_converts_halves_by_instruction() -> None:
     variant = elements.Variant(ReduceOp.SUM, DTYPES["float16"], None)
     code = aarch64.assembly(emitter.emit(variant, aarch64.TRIPLE, native_half=True))
     assert "fcvtl" in code and "fcvtn" in code
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_stores_past_the_caches_are_whole_vectors(dtype: str) -> None:
+    """Where an address is not known to be aligned, compilers fall back to ordinary stores, or to scalar ones."""
+    variant = elements.Variant(ReduceOp.SUM, DTYPES[dtype], None)
+    arm = aarch64.assembly(emitter.emit(variant, aarch64.TRIPLE, native_half=True))
+    assert re.search(r"\tstnp\tq", arm)
+    if platform.machine() == "x86_64":
+        text = emitter.emit(variant, objects.triple(), objects.native_half())
+        module = llvm.parse_assembly(text)
+        machine = llvm.Target.from_triple(objects.triple()).create_target_machine(cpu="x86-64-v3")
+        code = machine.emit_assembly(module)
+        assert re.search(r"\tvmovnt\w+\t%ymm", code) and "movnti" not in code
 
 
 @pytest.mark.parametrize("variant", variants(), ids=label)

@@ -51,11 +51,11 @@ def _copy(dst: int, src: int, nbytes: int) -> None:
 
 _MEMORY = SimpleNamespace(
     load64=_load, load_acquire=_load, store64=_store, store_release=_store, load32=_load32,
-    compare_exchange=_compare_exchange, pause=lambda: None,
+    compare_exchange=_compare_exchange, pause=lambda: None, drain_streams=lambda: None, LINE_NBYTES=64,
     call1=_caller(1), call3=_caller(3), call4=_caller(4), call5=_caller(5), call8=_caller(8),
 )  # fmt: skip
 _NATIVE = SimpleNamespace(
-    now_ns=_now_ns, copy=_copy, sched_yield=lambda: 0, usleep=lambda _: 0,
+    now_ns=_now_ns, copy=_copy, stream=_copy, sched_yield=lambda: 0, usleep=lambda _: 0,
     poll=lambda fds, n, timeout: int(_LIBC.poll(ctypes.c_void_p(int(fds)), int(n), int(timeout))),
 )  # fmt: skip
 _STAND_INS = {
@@ -63,7 +63,7 @@ _STAND_INS = {
     "gfkernels.native.memory": _MEMORY,
     "gfkernels.native.libc": _NATIVE,
 }
-_ENGINE = ["gfkernels.engine.rows", "gfkernels.engine.entry", "gfkernels.engine.waiting", "gfkernels.engine.executor"]
+_ENGINE = [f"gfkernels.engine.{name}" for name in ("staging", "rows", "entry", "waiting", "executor")]
 
 
 def engine(changes: Changes | None = None) -> Any:
