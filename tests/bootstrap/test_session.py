@@ -16,6 +16,7 @@ import pytest
 
 from gfkernels.bootstrap import Session, connect, discover
 from gfkernels.bootstrap.network import interface_addresses
+from gfkernels.bootstrap.server import Connection, StoreServer
 from gfkernels.config import Config
 from gfkernels.errors import BootstrapError, ConfigError, PeerLostError, UsageError
 
@@ -271,6 +272,28 @@ def test_a_killed_rank_is_noticed(start: Start, port: int, tmp_path: Path, event
         # The other survivor may have ended, too, by the time that we look.
         assert events[0] == {"event": "lost", "rank": victim}
         assert noticed - killed < 1
+
+
+def test_rank_0_hears_last_who_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It may end at the news, and the server with it: whoever had not heard by then would blame rank 0.
+    told = []
+    server = StoreServer([], "job", b"secret--", 4)
+    ends = [server.adopt(rank, "control") for rank in range(4)]
+    send = server._send
+
+    def noted(connection: Connection, message: Any) -> None:
+        told.append((connection.rank, message))
+        send(connection, message)
+
+    monkeypatch.setattr(server, "_send", noted)
+    server.start()
+    ends[2].close()
+    assert ends[0].recv(1 << 16)
+    server.close()
+    lost = {"event": "lost", "rank": 2}
+    assert [rank for rank, message in told if message == lost] == [3, 1, 0]
+    for end in ends:
+        end.close()
 
 
 def test_a_stopped_rank_0_is_not_called_dead(start: Start, port: int, tmp_path: Path, eventually: Any) -> None:
