@@ -219,7 +219,7 @@ class StoreServer:
             self._broadcast(message["post"], connection.rank, message.get("to"))
 
     def _broadcast(self, event: Any, sender: int, to: list[int] | None = None) -> None:
-        # Rank 0 comes last: it may end at the news, and the server ends with it, before the others have heard the cause.
+        # Rank 0 comes last: it may end at the news, and the server with it, before the others have heard the cause.
         for rank, connection in sorted(self._controls.items(), reverse=True):
             if rank != sender if to is None else rank in to:
                 self._send(connection, event)

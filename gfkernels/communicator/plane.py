@@ -88,6 +88,7 @@ class Plane:
         self._pid = os.getpid()
         self._closed = False
         self.places = self._words(2, size, N_BUFFERS)
+        self.stages = self._words(size)
         channels = self._shared() if self.same_host else self._connected()
         self.channels: Channels = channels
         self.transport = "tcp" if not self.same_host else ("cma" if group.config.transport == "cma" else "shm")
@@ -132,9 +133,9 @@ class Plane:
         for q, base in enumerate(bases):
             headers[q] = base + _PAGE
             shifts[q] = site.addresses[group.members[q]] - site.remote_addresses[group.members[q]]
+            self.stages[q] = base + stage_at
             for parity in (0, 1):
                 self.places[parity, q, Buffer.INLINE] = base + inline_at + parity * inline_nbytes
-                self.places[parity, q, Buffer.STAGE] = base + stage_at
         self._aborts = {q: base for q, base in enumerate(bases) if q != group.rank}
         words = self.words
         words[Ctx.HEADERS], words[Ctx.SHIFTS] = headers.ctypes.data, shifts.ctypes.data
@@ -165,7 +166,7 @@ class Plane:
         group, config = self.group, self.group.config
         stage: npt.NDArray[np.uint8] = np.zeros(config.staging_bytes + _PAGE, np.uint8)
         self._keep.append(stage)
-        self.places[:, group.rank, Buffer.STAGE] = _pages(int(stage.ctypes.data))
+        self.stages[group.rank] = _pages(int(stage.ctypes.data))
         channels = tcp_connect.connect(
             group.rank,
             group.size,
@@ -185,7 +186,7 @@ class Plane:
         size = group.size
         operands = 4 * size + 8
         words[Ctx.RANK], words[Ctx.SIZE] = group.rank, size
-        words[Ctx.PLACES] = self.places.ctypes.data
+        words[Ctx.PLACES], words[Ctx.STAGES] = self.places.ctypes.data, self.stages.ctypes.data
         words[Ctx.CHANNELS] = words[Ctx.TABLE] = channels.table.ctypes.data
         words[Ctx.HAS_CALLS] = bool(channels.table[:, [Slot.BEGIN, Slot.PROGRESS, Slot.FLUSH]].any())
         words[Ctx.BASES] = self._words(size, N_CHANNELS).ctypes.data

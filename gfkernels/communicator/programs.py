@@ -43,7 +43,7 @@ class Terrain:
         size: ranks.
         same_host: all share this host's memory, and calls begin with ENTER.
         settings: `plan`, `segment_bytes`, `lanes`, `inline_bytes`, `staging_bytes` as `choose` takes them.
-        places: where STAGE and INLINE of all ranks lie: int64[2][size][N_BUFFERS], by call parity.
+        places: where INLINE of all ranks lies: int64[2][size][N_BUFFERS], by call parity.
         scratch: gives the address of at least so many bytes of private memory.
     """
 
@@ -63,6 +63,7 @@ class Program:
         request: what it does.
         words: `Prog` words.
         builders: by memory kind, how to build the plan.
+        wire_itemsize: bytes of an element of STAGE; plans over many arrays use none.
         plans: by memory kind, those built so far.
         addresses: where the second and further arrays of a list are; filled in before a call.
     """
@@ -71,6 +72,7 @@ class Program:
     terrain: Terrain
     words: npt.NDArray[np.int64]
     builders: dict[Kind, Callable[[], Plan]]
+    wire_itemsize: int = 0
     plans: dict[Kind, Plan] = field(default_factory=dict)
     keep: list[Any] = field(default_factory=list)
     address: int = 0
@@ -100,6 +102,12 @@ class Program:
         group[Variant.LANE_STARTS] = starts.ctypes.data
         group[Variant.EXPECTS] = expects.ctypes.data if expects.any() else 0
         group[Variant.PRESENT] = 1
+        stage_nbytes = plan.stage_elements * self.wire_itemsize
+        if self.terrain.same_host and stage_nbytes:
+            # Without ENTER a rank may be calls ahead of those who read its STAGE, and one place keeps them in order.
+            group[Variant.WINDOW_NBYTES], group[Variant.N_WINDOWS] = choose.stage_windows(
+                stage_nbytes, int(self.terrain.settings["staging_bytes"])
+            )
 
     def _scratch_itemsize(self) -> int:
         return 8 if self.request.dtype is None else self.request.dtype.itemsize
@@ -188,7 +196,8 @@ class Programs:
         rows = self._kern_rows([(kernel, dtype, wire)], prescale, divisor)
         words = np.zeros(N_PROG_WORDS, np.int64)
         builders: dict[Kind, Callable[[], Plan]] = {kind: _Builder(c, terrain.rank) for kind, c in choices.items()}
-        program = Program(request, terrain, words, builders, keep=[words, *rows])
+        wire_itemsize = (wire or dtype).itemsize
+        program = Program(request, terrain, words, builders, wire_itemsize, keep=[words, *rows])
         elements = {
             "allgather": terrain.size * request.elements,
             "reduce_scatter": request.elements // terrain.size,

@@ -128,7 +128,9 @@ class Ctx(IntEnum):
     """1: another thread wants to run the queue; whoever runs it returns at its next idle round."""
     STREAMED_ROWS = 56
     """How many more rows that fill STAGE go past the caches before the way through them is tried again."""
-    RECENT = 57
+    STAGES = 57
+    """Address of int64[size]: where every rank's STAGE begins, as far as known here."""
+    RECENT = 58
     """The first of N_RECENT words: programs of the last calls without ENTER, by sequence number modulo N_RECENT."""
 
 
@@ -211,6 +213,9 @@ class Variant(IntEnum):
     EXPECTS = 4
     """Address of int64[size][N_CHANNELS], or 0 when the variant uses no signals."""
     PRESENT = 5
+    WINDOW_NBYTES = 6
+    """In call s the plan's STAGE is the window number s % N_WINDOWS of so many bytes."""
+    N_WINDOWS = 7
 
 
 N_VARIANT_WORDS: Final = 8

@@ -36,7 +36,7 @@ _RANK, _SIZE, _SEQUENCE = 8 * int(Ctx.RANK), 8 * int(Ctx.SIZE), 8 * int(Ctx.SEQU
 _ATTEMPT, _SEQUENCE_WORD = 8 * int(Ctx.ATTEMPT), 8 * int(Ctx.SEQUENCE_WORD)
 _PROGRAM, _PHASE = 8 * int(Ctx.PROGRAM), 8 * int(Ctx.PHASE)
 _BUFFERS, _N_COLUMNS, _PLACES = 8 * int(Ctx.BUFFERS), 8 * int(Ctx.N_COLUMNS), 8 * int(Ctx.PLACES)
-_HEADERS, _SHIFTS = 8 * int(Ctx.HEADERS), 8 * int(Ctx.SHIFTS)
+_HEADERS, _SHIFTS, _STAGES = 8 * int(Ctx.HEADERS), 8 * int(Ctx.SHIFTS), 8 * int(Ctx.STAGES)
 _ARENA, _ARENA_NBYTES = 8 * int(Ctx.ARENA), 8 * int(Ctx.ARENA_NBYTES)
 _CMA_OK, _BEST_KIND = 8 * int(Ctx.CMA_OK), 8 * int(Ctx.BEST_KIND)
 _KIND, _OWN_KIND = 8 * int(Ctx.KIND), 8 * int(Ctx.OWN_KIND)
@@ -59,6 +59,7 @@ _P_PLACES, _P_N_COLUMNS = 8 * int(Prog.PLACES), 8 * int(Prog.N_COLUMNS)
 _P_ADDRESSES, _P_NBYTES, _P_VARIANTS = 8 * int(Prog.ADDRESSES), 8 * int(Prog.NBYTES), 8 * int(Prog.VARIANTS)
 _V_STEPS, _V_SPANS, _V_N_LANES = 8 * int(Variant.STEPS), 8 * int(Variant.SPANS), 8 * int(Variant.N_LANES)
 _V_STARTS, _V_EXPECTS, _V_PRESENT = 8 * int(Variant.LANE_STARTS), 8 * int(Variant.EXPECTS), 8 * int(Variant.PRESENT)
+_V_WINDOW_NBYTES, _V_N_WINDOWS = 8 * int(Variant.WINDOW_NBYTES), 8 * int(Variant.N_WINDOWS)
 _VARIANT_NBYTES = 8 * N_VARIANT_WORDS
 
 _H_SIGNATURE, _H_KIND, _H_X = 8 * int(Header.SIGNATURE), 8 * int(Header.KIND), 8 * int(Header.X)
@@ -249,12 +250,24 @@ def _place_peers(ctx: int, prog: int, kind: int, area: int) -> None:
 
 
 @njit
+def _place_stages(ctx: int, variant: int) -> None:
+    n_windows, at = load64(variant + _V_N_WINDOWS), 0
+    if n_windows > 1:
+        at = load64(ctx + _SEQUENCE) % n_windows * load64(variant + _V_WINDOW_NBYTES)
+    stages, row, row_nbytes = load64(ctx + _STAGES), load64(ctx + _BUFFERS), 8 * load64(ctx + _N_COLUMNS)
+    for peer in range(load64(ctx + _SIZE)):
+        store64(row + _STAGE, load64(stages + 8 * peer) + at)
+        row += row_nbytes
+
+
+@njit
 def _choose(ctx: int, prog: int, kind: int) -> int:
     variant = prog + _P_VARIANTS + kind * _VARIANT_NBYTES
     if load64(variant + _V_PRESENT) == 0:
         return _NEED_PLAN
     n_lanes, starts = load64(variant + _V_N_LANES), load64(variant + _V_STARTS)
     pcs, ends, peers = load64(ctx + _PCS), load64(ctx + _ENDS), load64(ctx + _NEXT_PEERS)
+    _place_stages(ctx, variant)
     # Late, since building a variant may have made the scratch memory larger.
     row = load64(ctx + _BUFFERS) + 8 * load64(ctx + _RANK) * load64(ctx + _N_COLUMNS)
     store64(row + _SCRATCH, load64(prog + _P_SCRATCH))

@@ -20,7 +20,9 @@ _MIN_NBYTES: Final = 2048
 _SLOW_NS_PER_KIB: Final = 250
 """Slower than this through the caches, the next rows go past them: what was saved on reading back is lost by then."""
 _ROWS: Final = 128
-"""How many. Trying the slow way again adds some per cent to them; a row that was interrupted misleads so many more."""
+"""How many. Trying the slow way again adds some per cent to them."""
+_SUSPECTED: Final = -1
+"""STREAMED_ROWS after one slow row: two in a row are slow, one was interrupted."""
 
 _STREAMED_ROWS, _TIMESPEC = 8 * int(Ctx.STREAMED_ROWS), 8 * int(Ctx.TIMESPEC)
 
@@ -40,8 +42,12 @@ def started_ns(ctx: int, nbytes: int) -> int:
 @njit
 def note(ctx: int, nbytes: int, since_ns: int) -> None:
     """After a row that read this rank's memory alone: how long did its stores take?"""
-    if since_ns != 0 and (now_ns(load64(ctx + _TIMESPEC)) - since_ns) * 1024 > nbytes * _SLOW_NS_PER_KIB:
-        store64(ctx + _STREAMED_ROWS, _ROWS)
+    if since_ns == 0 or load64(ctx + _STREAMED_ROWS) > 0:
+        return
+    if (now_ns(load64(ctx + _TIMESPEC)) - since_ns) * 1024 <= nbytes * _SLOW_NS_PER_KIB:
+        store64(ctx + _STREAMED_ROWS, 0)
+    else:
+        store64(ctx + _STREAMED_ROWS, _ROWS if load64(ctx + _STREAMED_ROWS) == _SUSPECTED else _SUSPECTED)
 
 
 @njit

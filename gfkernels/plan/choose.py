@@ -22,13 +22,19 @@ INLINE_NBYTES: Final = 8192
 need: one barrier saved is about a microsecond, in which a core reads some 10 KB of its peers' caches."""
 CMA_SEGMENT_NBYTES: Final = 256 << 10
 """A system call's cost (0.5 us, and the peer's pages have to be looked up) is a few per cent of such a piece's copy."""
+CMA_MIN_NBYTES_OF_TWO: Final = 32 << 20
+"""As CMA_MIN_NBYTES, for 2 ranks, who stage in two phases, not three: 1.6 to 2.0 against 1.8 to 2.7 ms at 16 MiB."""
 CMA_MIN_NBYTES: Final = 2 << 20
 """Below, staging is faster though it copies more: it stays in the caches and enters no kernel. Measured for allreduce
 on 2 and 4 ranks: 85 against 157 us at 1 MiB, equal near 4 MiB for 2 ranks and near 1 MiB for 4."""
 STAGED_SEGMENT_NBYTES: Final = 256 << 10
-"""Large enough to hide a barrier per tick, small enough that three slots of it stay in the L2."""
-STAGED_SLOTS: Final = 3
-"""One segment each being packed, reduced and unpacked; more would only let a rank run further ahead."""
+"""Large enough to hide a barrier per tick, small enough that what one holds stays in the L2."""
+STAGED_SLOTS: Final = 6
+"""Two segments each being packed, reduced and unpacked, or three of two ranks: before one is filled again, a peer has
+read more than its L2 holds, and no longer keeps the slot's lines."""
+STAGE_CYCLE_NBYTES: Final = 2 << 20
+"""Small calls take turns in so much of STAGE for the same reason: between 2 ranks 64 KiB took 6 us instead of 13, and
+256 KiB 15 instead of 25 to 40. Much more than that is found in no cache, and gains less."""
 RING_SEGMENT_NBYTES: Final = 64 << 10
 """A message stays in the L2 from arrival to departure, and one send call carries it."""
 RING_SLOTS: Final = 8
@@ -43,6 +49,8 @@ ROWS_LIMIT: Final = 1 << 22
 DOUBLING_NBYTES: Final = 32 << 10
 """Up to here on the wire (for 4 ranks or more) latency counts: log2 N exchanges against 2(N - 1) hops. A ring moves
 2(N - 1)/N of the array, doubling log2 N of it; at 10 Gbit/s and 30 us a hop they meet near this size for 4 ranks."""
+
+_PAGE_NBYTES: Final = 4096
 
 PLANS: Final = ("auto", "direct", "ring", "recursive_doubling")
 
@@ -97,6 +105,18 @@ def mean_prescale(op: ReduceOp, dtype: DType, wire: DType | None, size: int) -> 
     return prescale, size * prescale
 
 
+def stage_windows(nbytes: int, staging_bytes: int) -> tuple[int, int]:
+    """How calls that need `nbytes` of STAGE share it by turns.
+
+    Returns:
+        Bytes of a window, and how many there are: odd, so that a loop of two calls a turn, one of them perhaps
+        a barrier, comes to all of them.
+    """
+    window_nbytes = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
+    n_windows = min(STAGE_CYCLE_NBYTES, staging_bytes) // window_nbytes
+    return window_nbytes, max(1, n_windows - 1 | 1)
+
+
 def choose(
     collective: str,
     *,
@@ -115,7 +135,7 @@ def choose(
     lanes: int | None = None,
     inline_bytes: int = INLINE_NBYTES,
     staging_bytes: int = 16 << 20,
-    cma_min_bytes: int = CMA_MIN_NBYTES,
+    cma_min_bytes: int | None = None,
 ) -> Choice:
     """Which plan to build.
 
@@ -136,7 +156,8 @@ def choose(
         lanes: configured concurrent lanes.
         inline_bytes: arrays up to this size on the wire may go inline.
         staging_bytes: bytes of STAGE that a plan may use.
-        cma_min_bytes: an allreduce of less goes through STAGE where the variant is "cma"; 0: none does.
+        cma_min_bytes: an allreduce of less goes through STAGE where the variant is "cma"; 0: none does; None: what was
+            measured to be best.
 
     Raises:
         UsageError: the configured plan cannot do this collective here, or would be too long.
@@ -151,6 +172,8 @@ def choose(
     if plan == "recursive_doubling" and collective != "allreduce":
         # A setting of the whole communicator, and there is no such algorithm for the other collectives.
         plan = "auto"
+    if cma_min_bytes is None:
+        cma_min_bytes = CMA_MIN_NBYTES_OF_TWO if size == 2 else CMA_MIN_NBYTES
     if variant == "cma" and collective == "allreduce" and count * itemsize < cma_min_bytes:
         variant = "staged"
     if plan == "direct" or (plan == "auto" and same_host):

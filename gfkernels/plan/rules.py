@@ -66,6 +66,9 @@ def check_rows(plans: Sequence[Plan]) -> None:
         raise PlanError(f"{len(plans)} plans of ranks {[p.rank for p in plans]}: expected one of each of {size} ranks")
     if len({plan.hash for plan in plans}) != 1:
         raise PlanError(f"plans of different parameters: hashes {[plan.hash for plan in plans]}")
+    if len({plan.stage_elements for plan in plans}) != 1:
+        # Calls take turns in STAGE; a rank places its peers' by the size of its own.
+        raise PlanError(f"STAGE of {[plan.stage_elements for plan in plans]} elements by rank: expected equal sizes")
     n_buffers = 1 + max(buffer for plan in plans for buffer in lengths(plan))
     table: npt.NDArray[np.int64] = np.zeros((size, n_buffers), np.int64)
     for plan in plans:
@@ -204,6 +207,8 @@ def _check_form(plan: Plan, rows: Rows, sizes: npt.NDArray[np.int64]) -> None:
     _require(plan, within.all(axis=1), partial(_beyond, spans, limit, within, steps["count"]), rows)
     private = (rank != plan.rank) & (buffer == Buffer.SCRATCH)
     _require(plan, ~private.any(axis=1), lambda i: "reaches for a peer's private memory", rows)
+    early = (rows < plan.n_pre)[:, None] & (buffer == Buffer.STAGE)
+    _require(plan, ~early.any(axis=1), lambda i: "works on STAGE before ENTER, which says where in it", rows)
     arrays = steps["array"]
     flags = packed_flags(plan)
     _require(plan, (arrays >= 0) & (arrays < len(flags)), lambda i: f"array {arrays[i]} of {len(flags)}", rows)

@@ -2,8 +2,8 @@
 
 A tick packs segment t, reduces segment t - d and unpacks segment t - 2d; one signal per tick tells all peers how far
 this rank has come, and every access is ordered by having waited for the signals of tick t - d. With K slots,
-d = K // 3: slot reuse needs K >= 3d (two thirds of that where nothing is unpacked). The last reads of a call are
-ordered before the next call's first writes by that call's ENTER.
+d = K // 3: slot reuse needs K >= 3d. Two phases need K >= 2d, and one slot more where the signal goes out before the
+tick's last reads. The last reads of a call are ordered before the next call's first writes by that call's ENTER.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from gfkernels.types import FINAL, RAW_SOURCES, Buffer
 STAGE, X, OUT = int(Buffer.STAGE), int(Buffer.X), int(Buffer.OUT)
 
 
-def _depth(slots: int, stages: int, segment_elements: int) -> int:
-    if slots < stages:
-        raise PlanError(f"slots {slots}: a staged plan of {stages} stages needs at least {stages}")
+def _depth(slots: int, stages: int, segment_elements: int, *, extra: int = 0) -> int:
+    if slots < stages + extra:
+        raise PlanError(f"slots {slots}: a staged plan of {stages} stages needs at least {stages + extra}")
     if segment_elements < 1:
         raise PlanError(f"segment_elements {segment_elements}: must be positive")
-    return slots // stages
+    return (slots - extra) // stages
 
 
 def _tick_barrier(b: PlanBuilder, tick: int, depth: int) -> None:
@@ -121,7 +121,7 @@ def reduce_scatter(
     slots: int = 3,
 ) -> Plan:
     """`direct` reduce_scatter through STAGE: a slot holds one piece for every owner."""
-    depth = _depth(slots, 2, segment_elements)
+    depth = _depth(slots, 2, segment_elements, extra=1)
     block = block_of(rank, size, count)
     b = PlanBuilder(
         "direct.staged", "reduce_scatter", rank, size, count, packed=packed, segment=segment_elements, slots=slots
@@ -167,7 +167,7 @@ def allgather(
     slots: int = 3,
 ) -> Plan:
     """`direct` allgather through STAGE."""
-    depth = _depth(slots, 2, segment_elements)
+    depth = _depth(slots, 2, segment_elements, extra=1)
     b = PlanBuilder(
         "direct.staged", "allgather", rank, size, count, packed=packed, segment=segment_elements, slots=slots
     )

@@ -78,8 +78,8 @@ class Program:
     def address(self) -> int:
         return int(self.words.ctypes.data)
 
-    def install(self, kind: int, plan: Plan | None = None) -> None:
-        """Makes a plan the variant for a memory kind."""
+    def install(self, kind: int, plan: Plan | None = None, *, window_nbytes: int = 0, n_windows: int = 1) -> None:
+        """Makes a plan the variant for a memory kind, with STAGE in one of some windows by turns."""
         plan = plan or self.plan
         starts, expects = np.ascontiguousarray(plan.lane_starts), np.ascontiguousarray(plan.expects)
         self.keep += [plan, starts, expects]
@@ -89,3 +89,4 @@ class Program:
         group[Variant.N_LANES], group[Variant.LANE_STARTS] = plan.n_lanes, starts.ctypes.data
         group[Variant.EXPECTS] = expects.ctypes.data if expects.any() else 0
         group[Variant.PRESENT] = 1
+        group[Variant.WINDOW_NBYTES], group[Variant.N_WINDOWS] = window_nbytes, n_windows

@@ -82,7 +82,7 @@ class World:
         kind: Kind = Kind.REGISTERED,
         engine: Engine = COMPILED,
         ends: list[Channels] | None = None,
-        stage_nbytes: int = 1 << 15,
+        stage_nbytes: int = 3 << 15,
         inline_nbytes: int = 4096,
         scratch_nbytes: int = 1 << 14,
     ) -> None:
@@ -111,12 +111,13 @@ class World:
         words, size, end = self.words[rank], self.size, self.ends[rank]
         for q in range(size):
             for parity in (0, 1):
-                self.places[rank][parity, q, Buffer.STAGE] = self.stage[q].address
                 self.places[rank][parity, q, Buffer.INLINE] = self.inline[q][parity].address
-        headers = self._words(size)
+        headers, stages = self._words(size), self._words(size)
+        stages[:] = [self.stage[q].address for q in range(size)]
         headers[:] = [self.headers[q].ctypes.data for q in range(size)]
         words[Ctx.RANK], words[Ctx.SIZE] = rank, size
         words[Ctx.PLACES], words[Ctx.HEADERS] = self.places[rank].ctypes.data, headers.ctypes.data
+        words[Ctx.STAGES] = stages.ctypes.data
         words[Ctx.SHIFTS] = self._words(size).ctypes.data
         # All of this process is the arena, or nothing is.
         words[Ctx.ARENA_NBYTES] = 1 << 62 if self.kind == Kind.REGISTERED else 0
@@ -174,8 +175,11 @@ class World:
         if numbers.op is not None and plan.collective == "allreduce" and not plan.parameter("out"):
             words[Prog.DESCRIPTOR] = id(numbers.dtype.numpy)
             program.keep.append(numbers.dtype.numpy)
+        # Three places of STAGE by turns, where calls have an ENTER.
+        window_nbytes = -(-plan.stage_elements * int(kernel_rows[0, Kern.WIRE_ITEMSIZE]) // 64) * 64
+        n_windows = 3 if plan.has_enter and 3 * window_nbytes <= self.stage[plan.rank].nbytes else 1
         for kind in kinds:
-            program.install(kind)
+            program.install(kind, window_nbytes=window_nbytes, n_windows=n_windows)
         return program
 
     def _place_many(self, program: Program, n: int, sizes: dict[int, int], itemsize: int) -> None:

@@ -101,6 +101,8 @@ def test_any_staged(size: int, count: int, segment: int, slots: int, align: int)
     shape: Any = {"segment_elements": segment, "slots": slots}
     check([staged.allreduce(r, size, count, align_elements=align, **shape) for r in range(size)])
     check([staged.broadcast(r, size, count, root=size - 1, **shape) for r in range(size)])
+    check([staged.allgather(r, size, count, **shape) for r in range(size)])
+    check([staged.reduce_scatter(r, size, size * count, **shape) for r in range(size)])
 
 
 def test_different_plans_one_after_another() -> None:
@@ -162,6 +164,13 @@ def test_faults_are_named() -> None:
     _refused(elsewhere, 1, replace(elsewhere[1], spans=spans), "source 1 holds")
     wait = _row(plans[2], StepOp.WAIT)
     _refused(plans, 2, _edit(plans[2], wait, value=2), "rank 2", "waits for 2 arrivals", "sends 1")
+    larger = [direct.allreduce(r, 3, 96, variant="staged") for r in range(3)]
+    _refused(larger, 1, replace(larger[1], stage_elements=larger[1].stage_elements + 1), "STAGE of", "equal sizes")
+    early = [direct.allreduce(r, 3, 96, variant="inline") for r in range(3)]
+    spans = early[2].spans.copy()
+    spans["buffer"][int(early[2].steps["dst"][0])] = Buffer.STAGE
+    early = [replace(plan, stage_elements=96) for plan in early]
+    _refused(early, 2, replace(early[2], spans=spans), "rank 2, row 0", "before ENTER")
     more = plans[0].expects.copy()
     more[1, 0] += 1
     _refused(plans, 0, replace(plans[0], expects=more), "rank 0 expects 2 arrivals from rank 1")

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from gfkernels.errors import UsageError
 from gfkernels.plan.check import check
-from gfkernels.plan.choose import DOUBLING_NBYTES, INLINE_NBYTES, MAX_ROWS, PLANS, choose, mean_prescale
+from gfkernels.plan.choose import (
+    DOUBLING_NBYTES,
+    INLINE_NBYTES,
+    MAX_ROWS,
+    PLANS,
+    STAGE_CYCLE_NBYTES,
+    choose,
+    mean_prescale,
+    stage_windows,
+)
 from gfkernels.plan.model import MAX_RING_LANES, PlanError
 from gfkernels.plan.rules import check_rows
 from gfkernels.types import DTYPES, ReduceOp
@@ -190,3 +199,14 @@ def test_any_choice_is_right_or_refused(
         assert built.stage_elements * wire <= staging_bytes
         assert built.inline_elements * wire <= inline_bytes
         assert built.n_lanes <= MAX_RING_LANES
+
+
+@pytest.mark.parametrize("nbytes", [1, 64, 4096, 4097, 64 << 10, 100_001, 256 << 10, 600 << 10, 1 << 20, 16 << 20])
+@pytest.mark.parametrize("staging_bytes", [64 << 10, 1 << 20, 16 << 20])
+def test_windows_fit_into_staging_and_are_odd(nbytes: int, staging_bytes: int) -> None:
+    nbytes = min(nbytes, staging_bytes)
+    window_nbytes, n_windows = stage_windows(nbytes, staging_bytes)
+    assert window_nbytes >= nbytes and window_nbytes % 4096 == 0 and n_windows % 2 == 1
+    assert n_windows == 1 or n_windows * window_nbytes <= min(staging_bytes, STAGE_CYCLE_NBYTES)
+    # Two more would not fit.
+    assert (n_windows + 2) * window_nbytes > min(staging_bytes, STAGE_CYCLE_NBYTES)

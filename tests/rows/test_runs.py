@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from turn_rig import Rig
 
-from gfkernels.engine.context import Ctx, Kind
+from gfkernels.communicator.programs import Programs
+from gfkernels.communicator.requests import Request
+from gfkernels.engine.context import N_VARIANT_WORDS, Ctx, Kind, Prog, Variant
 from gfkernels.plan.execute import Machine
 from gfkernels.types import DTYPES, ReduceOp
 
@@ -131,3 +134,34 @@ def test_the_slow_executor_gives_the_same_bits(plan: str, size: int, wire: str |
         machine = Machine(size, DTYPES["float32"], op=ReduceOp.MEAN, wire=wire_dtype, seed=count)
         slow = machine.run(plans, [[value] for value in values])
         assert all(x.tobytes() == out[0].tobytes() for x, out in zip(xs, slow, strict=True))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_calls_take_turns_in_stage(size: int) -> None:
+    """Call s is in window s % n of every rank's STAGE, as all ranks see it; what is in the others stays as it is."""
+    rig, count = Rig(size, cma=False, inline_bytes=0), 1000
+    programs = rig.request("allreduce", "float32", count)
+    seen = set()
+    for sequence in range(1, 40):
+        before = [rank.stage.copy() for rank in rig.ranks]
+        values = inputs(np.random.default_rng(sequence), size, count)
+        xs = [value.copy() for value in values]
+        rig.run(programs, xs)
+        assert all(np.array_equal(x, np.sum(values, axis=0)) for x in xs)
+        at = sequence % 15 * 4096
+        for rank, stage in zip(rig.ranks, before, strict=True):
+            changed = np.flatnonzero(rank.stage != stage)
+            assert len(changed) and at <= changed[0] and changed[-1] < at + 4 * count
+        seen.add(at)
+    assert len(seen) == 15
+
+
+def test_without_enter_calls_stay_in_one_place() -> None:
+    rig = Rig(2, plan="ring")
+    near = rig.programs[0].terrain
+    request = Request("allreduce", ReduceOp.SUM, DTYPES["float32"], elements=1000)
+    windows = []
+    for terrain in (near, replace(near, same_host=False)):
+        words = Programs(terrain).get(request).words[int(Prog.VARIANTS) :].reshape(3, N_VARIANT_WORDS)
+        windows.append(words[Kind.STAGED if terrain is not near else Kind.REGISTERED, Variant.N_WINDOWS])
+    assert windows[0] > 1 and windows[1] <= 1

@@ -87,16 +87,16 @@ class Rig:
     def _wire(self, me: EngineRank, cma: bool) -> Terrain:
         size, words = self.size, me.words
         places = me.memory(2, size, N_BUFFERS)
-        headers, shifts = me.memory(size), me.memory(size)
+        headers, shifts, stages = me.memory(size), me.memory(size), me.memory(size)
         for q, rank in enumerate(self.ranks):
             headers[q] = rank.control.ctypes.data + 4096
+            stages[q] = rank.stage.ctypes.data
             for parity in (0, 1):
                 places[parity, q, Buffer.INLINE] = rank.inline + parity * INLINE_NBYTES
-                places[parity, q, Buffer.STAGE] = rank.stage.ctypes.data
         table = self.channels[me.rank].table
         words[Ctx.RANK], words[Ctx.SIZE] = me.rank, size
         words[Ctx.PLACES], words[Ctx.HEADERS] = places.ctypes.data, headers.ctypes.data
-        words[Ctx.SHIFTS] = shifts.ctypes.data
+        words[Ctx.SHIFTS], words[Ctx.STAGES] = shifts.ctypes.data, stages.ctypes.data
         words[Ctx.CHANNELS] = words[Ctx.TABLE] = words[Ctx.CMA_CHANNELS] = table.ctypes.data
         words[Ctx.CMA_OK], words[Ctx.BEST_KIND] = cma, Kind.REGISTERED
         words[Ctx.ARENA], words[Ctx.ARENA_NBYTES] = me.arena.ctypes.data, ARENA_NBYTES
