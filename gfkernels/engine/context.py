@@ -127,10 +127,12 @@ class Ctx(IntEnum):
     HANDOVER = 54
     """1: another thread wants to run the queue; whoever runs it returns at its next idle round."""
     STREAMED_ROWS = 56
-    """How many more rows that fill STAGE go past the caches before the way through them is tried again."""
+    """How many more rows that fill STAGE go past the caches, as this rank found, before it tries through them again."""
     STAGES = 57
     """Address of int64[size]: where every rank's STAGE begins, as far as known here."""
-    RECENT = 58
+    STREAMS = 58
+    """1: a rank has found that the running call's rows should fill STAGE past the caches."""
+    RECENT = 59
     """The first of N_RECENT words: programs of the last calls without ENTER, by sequence number modulo N_RECENT."""
 
 
@@ -240,6 +242,7 @@ class Header(IntEnum):
     SEQUENCE = 0
     SIGNATURE = 1
     KIND = 2
+    """A `Kind`, and bit KIND_BITS where this rank fills STAGE past the caches."""
     X = 3
     OUT = 4
     CODE = 5
@@ -248,6 +251,7 @@ class Header(IntEnum):
     MORE = 8
 
 
+KIND_BITS: Final = 8
 HEADER_NBYTES: Final = 64 * 1024
 """Bytes of one header area: room for a call over `MAX_ARRAYS` arrays; only touched pages take memory."""
 MAX_ARRAYS: Final = HEADER_NBYTES // 8 - 16

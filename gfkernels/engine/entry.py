@@ -11,6 +11,7 @@ from typing import Final
 from gfkernels.engine.context import (
     ATTEMPT_BITS,
     HEADER_NBYTES,
+    KIND_BITS,
     N_RECENT,
     N_VARIANT_WORDS,
     Code,
@@ -42,6 +43,7 @@ _CMA_OK, _BEST_KIND = 8 * int(Ctx.CMA_OK), 8 * int(Ctx.BEST_KIND)
 _KIND, _OWN_KIND = 8 * int(Ctx.KIND), 8 * int(Ctx.OWN_KIND)
 _CHANNELS, _CMA_CHANNELS, _TABLE = 8 * int(Ctx.CHANNELS), 8 * int(Ctx.CMA_CHANNELS), 8 * int(Ctx.TABLE)
 _ABORT = 8 * int(Ctx.ABORT)
+_STREAMED_ROWS, _STREAMS = 8 * int(Ctx.STREAMED_ROWS), 8 * int(Ctx.STREAMS)
 _ENTERED, _PEER, _HAS_CALLS = 8 * int(Ctx.ENTERED), 8 * int(Ctx.PEER), 8 * int(Ctx.HAS_CALLS)
 _STEPS, _SPANS, _N_LANES = 8 * int(Ctx.STEPS), 8 * int(Ctx.SPANS), 8 * int(Ctx.N_LANES)
 _EXPECTS, _PCS, _ENDS = 8 * int(Ctx.EXPECTS), 8 * int(Ctx.PCS), 8 * int(Ctx.ENDS)
@@ -69,6 +71,7 @@ _H_HASH, _H_MORE = 8 * int(Header.PLAN_HASH), 8 * int(Header.MORE)
 _X, _OUT, _STAGE, _SCRATCH = 8 * int(Buffer.X), 8 * int(Buffer.OUT), 8 * int(Buffer.STAGE), 8 * int(Buffer.SCRATCH)
 _MORE = 8 * N_BUFFERS
 _REGISTERED, _CMA, _STAGED = int(Kind.REGISTERED), int(Kind.CMA), int(Kind.STAGED)
+_KIND_MASK: Final = (1 << KIND_BITS) - 1
 _PHASE_ENTER, _PHASE_BODY = int(Phase.ENTER), int(Phase.BODY)
 _MISMATCH, _NEED_PLAN, _ABORTED = int(Code.MISMATCH), int(Code.NEED_PLAN), int(Code.ABORTED)
 _SLOT_STATE, _SLOT_BEGIN, _SLOTS_NBYTES = 8 * int(Slot.STATE), 8 * int(Slot.BEGIN), 8 * N_SLOTS
@@ -167,7 +170,8 @@ def _publish(ctx: int, prog: int, x: int, out: int) -> None:
             store64(header + _H_MORE + 8 * i, load64(more + 8 * i))
     store64(ctx + _OWN_KIND, kind)
     store64(header + _H_SIGNATURE, load64(prog + _P_SIGNATURE))
-    store64(header + _H_KIND, kind)
+    streams = 1 if load64(ctx + _STREAMED_ROWS) > 0 else 0
+    store64(header + _H_KIND, kind | (streams << KIND_BITS))
     store64(header + _H_X, x)
     store64(header + _H_OUT, out)
     store64(header + _H_CODE, load64(prog + _P_CODE))
@@ -220,10 +224,12 @@ def enter(ctx: int) -> int:
     if load_acquire(load64(ctx + _ABORT)) != 0:
         # A peer entered, gave up, and is gone from the call: its header stays, but nothing more will come from it.
         return _ABORTED
-    kind = load64(ctx + _OWN_KIND)
+    kind, streams = load64(ctx + _OWN_KIND), 0
     for peer in range(size):
-        kind = min(kind, load64(load64(headers + 8 * peer) + area + _H_KIND))
+        facts = load64(load64(headers + 8 * peer) + area + _H_KIND)
+        kind, streams = min(kind, facts & _KIND_MASK), streams | (facts >> KIND_BITS)
     store64(ctx + _KIND, kind)
+    store64(ctx + _STREAMS, streams)
     if load64(prog + _P_USES_ARRAYS) != 0:
         _place_peers(ctx, prog, kind, area)
     return _choose(ctx, prog, kind)

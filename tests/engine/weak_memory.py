@@ -28,7 +28,7 @@ from gfkernels.types import STREAMED
 
 _I64 = ctypes.c_int64
 _FIRST_FUNCTION = 1 << 60
-_STREAM_ALWAYS = ("    return load64(ctx + _STREAMED_ROWS) > 0 and", "    return nbytes > 0 or")
+_STREAM_ALWAYS = ("    return wanted and", "    return nbytes > 0 or")
 _IDLE_LIMIT = 4000
 """Idle turns in a row, of all threads together, after which they are taken to wait for ever."""
 

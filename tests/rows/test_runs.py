@@ -165,3 +165,23 @@ def test_without_enter_calls_stay_in_one_place() -> None:
         words = Programs(terrain).get(request).words[int(Prog.VARIANTS) :].reshape(3, N_VARIANT_WORDS)
         windows.append(words[Kind.STAGED if terrain is not near else Kind.REGISTERED, Variant.N_WINDOWS])
     assert windows[0] > 1 and windows[1] <= 1
+
+
+@pytest.mark.parametrize("cma", [False, True])
+def test_all_ranks_stream_where_one_should(cma: bool) -> None:
+    rig, count = Rig(3, cma=cma, inline_bytes=0), 3000
+    programs = rig.request("allreduce", "float32", count)
+    for slow in (None, 1, 2, None):
+        if slow is not None:
+            rig.ranks[slow].words[Ctx.STREAMED_ROWS] = 1000
+        values = inputs(np.random.default_rng(7), 3, count)
+        xs = [value.copy() for value in values]
+        rig.run(programs, xs)
+        assert all(np.array_equal(x, np.sum(values, axis=0)) for x in xs)
+        for rank in rig.ranks:
+            assert rank.words[Ctx.STREAMS] == (slow is not None)
+            assert rank.words[Ctx.KIND] == (Kind.CMA if cma else Kind.STAGED)
+            # Each counts its own rows alone: a rank that follows another must not go on by itself.
+            own = rank.words[Ctx.STREAMED_ROWS]
+            assert own > 900 if rank.rank == slow else own <= 0
+            rank.words[Ctx.STREAMED_ROWS] = 0
