@@ -155,12 +155,13 @@ class Config:
     )
     staging_bytes: int = _setting(
         16 * _MIB,
-        "Bytes of the shared staging area of a rank, through which arrays travel that others cannot map.",
+        "Bytes of the shared staging area of a rank, through which arrays travel that others cannot map. Where "
+        "ranks of a host differ, the least counts.",
         _nbytes(64 << 10, 1 << 34),
     )
     inline_bytes: int = _setting(
         8192,
-        "Arrays up to this size travel next to the header of the call.",
+        "Arrays up to this size travel next to the header of the call. Where ranks of a host differ, the least counts.",
         _nbytes(0, 1 << 20),
     )
     arena_bytes: int | None = _setting(

@@ -105,7 +105,8 @@ class Buffer(IntEnum):
     OUT = 1
     """The caller's output array where it is another one (dtype: the array's)."""
     STAGE = 2
-    """The rank's shared staging area, bounded, reachable by all local ranks and by puts (dtype: the wire's)."""
+    """The rank's shared staging area, bounded, reachable by all local ranks and by puts (dtype: the wire's). Offsets
+    count from the call's window of it."""
     INLINE = 3
     """A small shared area next to the header, double-buffered by call, written before ENTER (dtype: the wire's)."""
     SCRATCH = 4

@@ -21,8 +21,7 @@ from gfkernels.communicator.site import Site, graveyard
 from gfkernels.config import Config
 from gfkernels.engine.context import HEADER_NBYTES, MAX_LANES, N_CTX_WORDS, Ctx, Kind
 from gfkernels.errors import PeerLostError, TransportError
-from gfkernels.native.jit import njit
-from gfkernels.native.memory import store_release
+from gfkernels.native.libc import publish
 from gfkernels.transport.arena import Block
 from gfkernels.transport.table import N_SLOTS, Channels, Fault, Slot
 from gfkernels.types import N_BUFFERS, N_CHANNELS, Buffer
@@ -38,11 +37,6 @@ _ROUNDS_PER_US: Final = 15
 _SLICE_NS: Final = 50_000_000
 _BROKEN: Final = 1
 _FORKED: Final = 2
-
-
-@njit
-def _store(address: int, value: int) -> None:
-    store_release(address, value)
 
 
 class Group(Protocol):
@@ -89,6 +83,8 @@ class Plane:
         self._closed = False
         self.places = self._words(2, size, N_BUFFERS)
         self.stages = self._words(size)
+        # On one host these become the least of all ranks': peers reach into each other's.
+        self._inline_bytes, self._staging_bytes = group.config.inline_bytes, group.config.staging_bytes
         channels = self._shared() if self.same_host else self._connected()
         self.channels: Channels = channels
         self.transport = "tcp" if not self.same_host else ("cma" if group.config.transport == "cma" else "shm")
@@ -98,8 +94,8 @@ class Plane:
             "plan": config.plan,
             "segment_bytes": config.segment_bytes,
             "lanes": config.lanes,
-            "inline_bytes": config.inline_bytes,
-            "staging_bytes": config.staging_bytes,
+            "inline_bytes": self._inline_bytes,
+            "staging_bytes": self._staging_bytes,
         }
         if config.transport == "cma":
             settings["cma_min_bytes"] = 0
@@ -127,15 +123,24 @@ class Plane:
         self._block = site.arena.allocate(nbytes)
         control: npt.NDArray[np.uint8] = self._block.array((stage_at,), np.uint8)
         control[:] = 0
-        told = group.exchange({"offset": self._block.offset, "inline": inline_nbytes})
+        mine = {
+            "offset": self._block.offset,
+            "inline_nbytes": inline_nbytes,
+            "stage_at": stage_at,
+            "inline_bytes": group.config.inline_bytes,
+            "staging_bytes": group.config.staging_bytes,
+        }
+        told = group.exchange(mine)
+        self._inline_bytes = min(fact["inline_bytes"] for fact in told)
+        self._staging_bytes = min(fact["staging_bytes"] for fact in told)
         bases = [site.addresses[q] + fact["offset"] for q, fact in zip(group.members, told, strict=True)]
         headers, shifts = self._words(group.size), self._words(group.size)
-        for q, base in enumerate(bases):
+        for q, (base, fact) in enumerate(zip(bases, told, strict=True)):
             headers[q] = base + _PAGE
             shifts[q] = site.addresses[group.members[q]] - site.remote_addresses[group.members[q]]
-            self.stages[q] = base + stage_at
+            self.stages[q] = base + fact["stage_at"]
             for parity in (0, 1):
-                self.places[parity, q, Buffer.INLINE] = base + inline_at + parity * inline_nbytes
+                self.places[parity, q, Buffer.INLINE] = base + inline_at + parity * fact["inline_nbytes"]
         self._aborts = {q: base for q, base in enumerate(bases) if q != group.rank}
         words = self.words
         words[Ctx.HEADERS], words[Ctx.SHIFTS] = headers.ctypes.data, shifts.ctypes.data
@@ -242,7 +247,7 @@ class Plane:
     def tell_abort(self) -> None:
         """Sets the abort word of every same-host peer, whose wait loops look at it."""
         for address in self._aborts.values():
-            _store(address, 1)
+            publish(address, 1)
 
     def fault(self) -> tuple[Fault, int, TransportError]:
         """After `Code.FAULT`: what a transport function reported, the peer, and the exception for it."""

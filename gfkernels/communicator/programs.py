@@ -25,6 +25,7 @@ from gfkernels.engine.context import (
     Variant,
 )
 from gfkernels.errors import UsageError
+from gfkernels.native.libc import publish
 from gfkernels.plan import choose, many
 from gfkernels.plan.model import Plan, PlanBuilder
 from gfkernels.types import DTYPES, N_BUFFERS, DType, ReduceOp
@@ -101,13 +102,14 @@ class Program:
         group[Variant.N_LANES] = plan.n_lanes
         group[Variant.LANE_STARTS] = starts.ctypes.data
         group[Variant.EXPECTS] = expects.ctypes.data if expects.any() else 0
-        group[Variant.PRESENT] = 1
         stage_nbytes = plan.stage_elements * self.wire_itemsize
         if self.terrain.same_host and stage_nbytes:
             # Without ENTER a rank may be calls ahead of those who read its STAGE, and one place keeps them in order.
             group[Variant.WINDOW_NBYTES], group[Variant.N_WINDOWS] = choose.stage_windows(
                 stage_nbytes, int(self.terrain.settings["staging_bytes"])
             )
+        # Last: another thread may be in ENTER of this program, and takes the variant as soon as it is there.
+        publish(int(group[Variant.PRESENT :].ctypes.data), 1)
 
     def _scratch_itemsize(self) -> int:
         return 8 if self.request.dtype is None else self.request.dtype.itemsize

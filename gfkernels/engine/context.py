@@ -127,7 +127,8 @@ class Ctx(IntEnum):
     HANDOVER = 54
     """1: another thread wants to run the queue; whoever runs it returns at its next idle round."""
     STREAMED_ROWS = 56
-    """How many more rows that fill STAGE go past the caches, as this rank found, before it tries through them again."""
+    """How many more rows that fill STAGE go past the caches, as this rank found, before it tries through them again.
+    Not positive: none; -1: the last row that went through the caches was slow."""
     STAGES = 57
     """Address of int64[size]: where every rank's STAGE begins, as far as known here."""
     STREAMS = 58

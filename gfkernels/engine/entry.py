@@ -1,7 +1,8 @@
 """Owns the start of a call: admission, where its buffers lie, and on one host the exchange of headers.
 
 ENTER is a full barrier: a rank that has passed it knows that all ranks are in this call. So a header area, and an
-INLINE area, written in call s may be written again in call s + 2: whoever is in s + 1 has left s.
+INLINE area, written in call s may be written again in call s + 2: whoever is in s + 1 has left s. STAGE, written
+after ENTER, may be written again in call s + 1, whichever window of it a call uses.
 """
 
 from __future__ import annotations
@@ -170,8 +171,12 @@ def _publish(ctx: int, prog: int, x: int, out: int) -> None:
             store64(header + _H_MORE + 8 * i, load64(more + 8 * i))
     store64(ctx + _OWN_KIND, kind)
     store64(header + _H_SIGNATURE, load64(prog + _P_SIGNATURE))
-    streams = 1 if load64(ctx + _STREAMED_ROWS) > 0 else 0
-    store64(header + _H_KIND, kind | (streams << KIND_BITS))
+    streamed_rows = load64(ctx + _STREAMED_ROWS)
+    if streamed_rows > 0:
+        # Calls count, too: a rank that fills no STAGE for a while would never take its wish back.
+        store64(ctx + _STREAMED_ROWS, streamed_rows - 1)
+        kind |= 1 << KIND_BITS
+    store64(header + _H_KIND, kind)
     store64(header + _H_X, x)
     store64(header + _H_OUT, out)
     store64(header + _H_CODE, load64(prog + _P_CODE))
@@ -269,7 +274,7 @@ def _place_stages(ctx: int, variant: int) -> None:
 @njit
 def _choose(ctx: int, prog: int, kind: int) -> int:
     variant = prog + _P_VARIANTS + kind * _VARIANT_NBYTES
-    if load64(variant + _V_PRESENT) == 0:
+    if load_acquire(variant + _V_PRESENT) == 0:
         return _NEED_PLAN
     n_lanes, starts = load64(variant + _V_N_LANES), load64(variant + _V_STARTS)
     pcs, ends, peers = load64(ctx + _PCS), load64(ctx + _ENDS), load64(ctx + _NEXT_PEERS)

@@ -21,8 +21,8 @@ _MIN_NBYTES: Final = 2048
 """Rows of less cost no more than looking at the clock would."""
 _SLOW_NS_PER_KIB: Final = 250
 """Slower than this through the caches, the next rows go past them: what was saved on reading back is lost by then."""
-_ROWS: Final = 128
-"""How many. Trying the slow way again adds some per cent to them."""
+_ROWS: Final = 256
+"""How many, where a call counts as one more. Trying the slow way again adds some per cent to them."""
 _SUSPECTED: Final = -1
 """STREAMED_ROWS after one slow row: two in a row are slow, one was interrupted."""
 

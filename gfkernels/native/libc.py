@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import types
 
 from gfkernels.native.jit import njit
-from gfkernels.native.memory import BLOCK_NBYTES, copy_block, load32, load64, stream_block
+from gfkernels.native.memory import BLOCK_NBYTES, copy_block, load32, load64, store_release, stream_block
 
 _i32, _i64 = types.int32, types.int64
 _CLOCK_MONOTONIC = 1
@@ -48,6 +48,12 @@ def stream(dst: int, src: int, nbytes: int) -> None:
         stream_block(dst + done, src + done)
         done += BLOCK_NBYTES
     memcpy(dst + done, src + done, nbytes - done)
+
+
+@njit
+def publish(address: int, value: int) -> None:
+    """`store_release` for the interpreter, to compiled code that runs at the same time."""
+    store_release(address, value)
 
 
 @njit

@@ -22,13 +22,14 @@ INLINE_NBYTES: Final = 8192
 need: one barrier saved is about a microsecond, in which a core reads some 10 KB of its peers' caches."""
 CMA_SEGMENT_NBYTES: Final = 256 << 10
 """A system call's cost (0.5 us, and the peer's pages have to be looked up) is a few per cent of such a piece's copy."""
-CMA_MIN_NBYTES_OF_TWO: Final = 32 << 20
-"""As CMA_MIN_NBYTES, for 2 ranks, who stage in two phases, not three: 1.6 to 2.0 against 1.8 to 2.7 ms at 16 MiB."""
 CMA_MIN_NBYTES: Final = 2 << 20
-"""Below, staging is faster though it copies more: it stays in the caches and enters no kernel. Measured for allreduce
-on 2 and 4 ranks: 85 against 157 us at 1 MiB, equal near 4 MiB for 2 ranks and near 1 MiB for 4."""
+"""Below, staging an allreduce is faster though it copies more: it stays in the caches and enters no kernel. For 4 ranks
+they meet between 1 MiB (Zen 3) and 4 MiB (Zen 4)."""
+CMA_MIN_NBYTES_OF_TWO: Final = 32 << 20
+"""As CMA_MIN_NBYTES, for 2 ranks, who stage in two phases, not three, and seldom share a core: 1.7 to 2.3 against 1.75
+to 2.75 ms at 16 MiB, 8 against 9 at 64 MiB. Measured on Zen 4 only; with three phases they met near 4 MiB on Zen 3."""
 STAGED_SEGMENT_NBYTES: Final = 256 << 10
-"""Large enough to hide a barrier per tick, small enough that what one holds stays in the L2."""
+"""Large enough to hide a barrier per tick, small enough that a segment stays in the L2."""
 STAGED_SLOTS: Final = 6
 """Two segments each being packed, reduced and unpacked, or three of two ranks: before one is filled again, a peer has
 read more than its L2 holds, and no longer keeps the slot's lines."""
@@ -110,11 +111,11 @@ def stage_windows(nbytes: int, staging_bytes: int) -> tuple[int, int]:
 
     Returns:
         Bytes of a window, and how many there are: odd, so that a loop of two calls a turn, one of them perhaps
-        a barrier, comes to all of them.
+        a barrier, comes to all of them. (One and not two where two fit: 2 and 3 windows of 1 MiB gained nothing.)
     """
     window_nbytes = -(-nbytes // _PAGE_NBYTES) * _PAGE_NBYTES
     n_windows = min(STAGE_CYCLE_NBYTES, staging_bytes) // window_nbytes
-    return window_nbytes, max(1, n_windows - 1 | 1)
+    return window_nbytes, max(1, (n_windows - 1) | 1)
 
 
 def choose(

@@ -268,3 +268,20 @@ def life() -> None:
     with gf.init():
         assert (gf.allreduce(memory) == 0).all()
     assert len(os.listdir("/proc/self/fd")) < 100
+
+
+def sizes_of_memory_differ() -> None:
+    """Each rank has other `staging_bytes` and `inline_bytes`: all use the least, and nobody writes beside them."""
+    rank = int(os.environ["RANK"])
+    comm = gf.init(staging_bytes=(16 << 20, 1 << 20, 256 << 10)[rank], inline_bytes=(4096, 20_000, 8192)[rank])
+    registered = [gf.empty(1 << 16, np.uint8) for _ in range(16)]
+    for array in registered:
+        array[...] = rank
+    for turn in range(60):
+        # Through INLINE on all ranks, or on none though some could, and through STAGE.
+        for count in (256, 1024, 2048, 16384):
+            x = np.full(count, rank + turn, np.float32)
+            comm.allreduce(x)
+            assert (x == 3 + 3 * turn).all(), f"turn {turn}, {count} elements: {x}"
+    for array in registered:
+        assert (array == rank).all(), "a peer wrote into an array"

@@ -9,7 +9,7 @@ import rank_async
 from rank_calls import same_on_all_ranks
 from ways import Way, ways
 
-from gfkernels.testing import RankPool
+from gfkernels.testing import RankPool, run_ranks
 
 
 @pytest.fixture(
@@ -71,3 +71,8 @@ def test_two_threads_on_one_communicator(pool: RankPool, way: Way) -> None:
 
 def test_from_init_to_shutdown(pool: RankPool) -> None:
     pool.run(rank_async.life)
+
+
+@pytest.mark.parametrize("options", [{"transport": "shm"}, {"plan": "ring"}, {"plan": "recursive_doubling"}])
+def test_ranks_with_memory_of_their_own_sizes(options: dict[str, str]) -> None:
+    run_ranks(3, rank_async.sizes_of_memory_differ, options=options)

@@ -70,6 +70,16 @@ def test_a_fast_row_takes_suspicion_back(before: int) -> None:
     assert context.left == 0
 
 
+@pytest.mark.parametrize("own", [0, _SUSPECTED])
+def test_rows_follow_a_rank_that_streams_and_count_for_it_alone(own: int) -> None:
+    context = _Context(own)
+    assert not staging.streams(context.at, 64, _MIN_NBYTES)
+    context.words[Ctx.STREAMS] = 1
+    assert staging.streams(context.at, 64, _MIN_NBYTES) and not staging.streams(context.at, 65, _MIN_NBYTES)
+    staging.end_streamed(context.at)
+    assert context.left == own
+
+
 def test_small_and_crooked_rows_stay_in_the_caches() -> None:
     context = _Context(5)
     assert staging.streams(context.at, 64, _MIN_NBYTES)

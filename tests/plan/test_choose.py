@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from gfkernels.errors import UsageError
 from gfkernels.plan.check import check
 from gfkernels.plan.choose import (
+    CMA_MIN_NBYTES,
+    CMA_MIN_NBYTES_OF_TWO,
     DOUBLING_NBYTES,
     INLINE_NBYTES,
     MAX_ROWS,
@@ -210,3 +212,13 @@ def test_windows_fit_into_staging_and_are_odd(nbytes: int, staging_bytes: int) -
     assert n_windows == 1 or n_windows * window_nbytes <= min(staging_bytes, STAGE_CYCLE_NBYTES)
     # Two more would not fit.
     assert (n_windows + 2) * window_nbytes > min(staging_bytes, STAGE_CYCLE_NBYTES)
+
+
+@pytest.mark.parametrize(("size", "limit"), [(2, CMA_MIN_NBYTES_OF_TWO), (3, CMA_MIN_NBYTES), (4, CMA_MIN_NBYTES)])
+def test_arrays_are_staged_up_to_where_attaching_pays(size: int, limit: int) -> None:
+    def name(nbytes: int, **more: Any) -> str:
+        return choose("allreduce", size=size, count=nbytes // 4, itemsize=4, variant="cma", **more).build(0).name
+
+    assert name(limit - 4) == "direct.staged" and name(limit) == "direct.cma"
+    assert name(limit - 4, cma_min_bytes=0) == "direct.cma"
+    assert name(1 << 20, cma_min_bytes=1 << 20) == "direct.cma"
