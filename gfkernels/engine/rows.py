@@ -7,8 +7,8 @@ from typing import Final
 from gfkernels.engine.context import N_KERN_WORDS, Ctx, Kern, Prog
 from gfkernels.engine.staging import end_streamed, fill, note, started_ns, streams
 from gfkernels.native.jit import njit
-from gfkernels.native.libc import copy
-from gfkernels.native.memory import call3, call4, call5, call8, load64, store64
+from gfkernels.native.libc import copy, stream
+from gfkernels.native.memory import call3, call4, call5, call8, drain_streams, load64, store64
 from gfkernels.transport.table import AGAIN, N_SLOTS, Slot
 from gfkernels.types import N_CHANNELS, SPAN_DTYPE, STEP_DTYPE, STREAMED, Buffer, StepOp
 
@@ -18,6 +18,9 @@ BLOCKED: Final = 0
 """It cannot go on yet; run it again. Negative: it failed with that `Fault`, and PEER names the peer."""
 
 ROW_NBYTES: Final = STEP_DTYPE.itemsize
+_LONG_NBYTES: Final = 8 << 20
+"""Copies into an array from here on go past the caches. Stores through them first read the lines that they overwrite;
+allgather and broadcast are 1.2 to 1.7 times faster. Half as much is still found in the L3, and was 1.5 times slower."""
 _SPAN_NBYTES: Final = SPAN_DTYPE.itemsize
 _SLOTS_NBYTES: Final = 8 * N_SLOTS
 _KERN_NBYTES: Final = 8 * N_KERN_WORDS
@@ -205,6 +208,9 @@ def work(ctx: int, row: int, spans: int) -> int:
     src, to = _address(ctx, kern, spans, load64(row + _SRC)), _address(ctx, kern, spans, load64(row + _DST))
     if buffer == _STAGE:
         fill(ctx, to, src, nbytes)
-    else:
+    elif nbytes < _LONG_NBYTES:
         copy(to, src, nbytes)
+    else:
+        stream(to, src, nbytes)
+        drain_streams()
     return DID

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import types
 
 from gfkernels.native.jit import njit
-from gfkernels.native.memory import BLOCK_NBYTES, copy_block, load32, load64, store_release, stream_block
+from gfkernels.native.memory import BLOCK_NBYTES, LINE_NBYTES, copy_block, load32, load64, store_release, stream_block
 
 _i32, _i64 = types.int32, types.int64
 _CLOCK_MONOTONIC = 1
@@ -42,8 +42,9 @@ def copy(dst: int, src: int, nbytes: int) -> None:
 
 @njit
 def stream(dst: int, src: int, nbytes: int) -> None:
-    """As `copy`, past the caches, to a `dst` at the begin of a cache line. `drain_streams` has to follow."""
-    done = 0
+    """As `copy`, past the caches but for what does not fill a cache line. `drain_streams` has to follow."""
+    done = min(-dst % LINE_NBYTES, nbytes)
+    memcpy(dst, src, done)
     while done + BLOCK_NBYTES <= nbytes:
         stream_block(dst + done, src + done)
         done += BLOCK_NBYTES

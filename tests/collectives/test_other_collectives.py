@@ -55,6 +55,13 @@ def test_large_blocks(pool: RankPool, seed: int) -> None:
     _run(pool, rank_others.allgather, seed, [100_003])
 
 
+def test_copies_that_go_past_the_caches(ranks: Callable[..., RankPool], seed: int) -> None:
+    # 8 MiB and more of one peer for elements of 4 and 8 bytes, in arrays that begin anywhere.
+    pool = ranks(2)
+    _run(pool, rank_others.broadcast, seed, [(2 << 20) + 3])
+    _run(pool, rank_others.allgather, seed, [(2 << 20) + 3])
+
+
 def test_barrier(pool: RankPool) -> None:
     assert min(pool.run(rank_others.barrier, 10)) >= 0
 

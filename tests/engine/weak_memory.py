@@ -28,6 +28,7 @@ from gfkernels.types import STREAMED
 
 _I64 = ctypes.c_int64
 _FIRST_FUNCTION = 1 << 60
+_LONG_ALWAYS = ("_LONG_NBYTES: Final = 8 << 20", "_LONG_NBYTES: Final = 1")
 _STREAM_ALWAYS = ("    return wanted and", "    return nbytes > 0 or")
 _IDLE_LIMIT = 4000
 """Idle turns in a row, of all threads together, after which they are taken to wait for ever."""
@@ -309,7 +310,7 @@ class WeakWorld(World):
         kind: how arrays can be reached.
         numbers: what is added.
         n_threads: threads; None: one a rank.
-        streamed: whatever is written to STAGE goes past the caches.
+        streamed: whatever is written to STAGE, or copied into an array, goes past the caches.
     """
 
     def __init__(
@@ -326,8 +327,11 @@ class WeakWorld(World):
         self.memory, self._numbers = WeakMemory(n_threads or size, seed, numbers), numbers or Numbers()
         engine = [f"gfkernels.engine.{name}" for name in ("executor", "entry", "rows", "staging", "waiting")]
         if streamed:
-            staging = "gfkernels.engine.staging"
-            changes = {**(changes or {}), staging: [*(changes or {}).get(staging, ()), _STREAM_ALWAYS]}
+            more = {"gfkernels.engine.staging": _STREAM_ALWAYS, "gfkernels.engine.rows": _LONG_ALWAYS}
+            changes = {
+                **(changes or {}),
+                **{name: [*(changes or {}).get(name, ()), change] for name, change in more.items()},
+            }
         sources = Sources([*engine, "gfkernels.transport.shm"], changes, self.memory.stand_ins())
         ends = shm_ends(size, sources.module("gfkernels.transport.shm"))
         super().__init__(size, kind=kind, engine=sources.module("gfkernels.engine.executor"), ends=ends)
