@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import struct
@@ -26,11 +27,11 @@ def communicator_of(world: World) -> Any:
     if world.source not in MPI_SOURCES or importlib.util.find_spec("mpi4py") is None:
         return None
     try:
-        from mpi4py import MPI
+        MPI = _load(world.source)
     except (ImportError, RuntimeError) as error:
         log.info("mpi4py cannot be loaded (%s): the ranks meet at an address from the launcher's variables", error)
         return None
-    if MPI.Is_finalized():
+    if not MPI.Is_initialized() or MPI.Is_finalized():
         return None
     comm = MPI.COMM_WORLD
     if (comm.Get_rank(), comm.Get_size()) != (world.rank, world.size):
@@ -45,6 +46,35 @@ def communicator_of(world: World) -> Any:
         )
         return None
     return comm
+
+
+def _load(source: str) -> Any:
+    """mpi4py's MPI, initialised unless its owner wants otherwise or it is another MPI than the launcher's."""
+    import mpi4py
+
+    initialises = mpi4py.rc.initialize
+    mpi4py.rc.initialize = False
+    try:
+        from mpi4py import MPI
+    finally:
+        mpi4py.rc.initialize = initialises
+    if MPI.Is_initialized() or not initialises:
+        return MPI
+    vendor = MPI.get_vendor()[0]
+    # Some libraries end the process rather than be started by a foreign launcher, so ask first.
+    if (source == "Open MPI") != (vendor == "Open MPI") and source != "PMIx":
+        log.info("mpi4py belongs to %s, the launcher is %s: mpi4py is not used", vendor, source)
+        return MPI
+    level = mpi4py.rc.thread_level if mpi4py.rc.threads else "single"
+    MPI.Init_thread(getattr(MPI, f"THREAD_{level.upper()}"))
+    # mpi4py itself ends only what it began on import.
+    atexit.register(_finalize, MPI)
+    return MPI
+
+
+def _finalize(MPI: Any) -> None:
+    if not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def broadcast(comm: Any, payload: dict[str, Any] | None) -> dict[str, Any]:

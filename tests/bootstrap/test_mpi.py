@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gfkernels.bootstrap import connect, discover
+from gfkernels.bootstrap import connect, discover, mpi
+from gfkernels.bootstrap.world import World
 from gfkernels.config import Config
 
 Start = Callable[..., Any]
@@ -87,3 +91,62 @@ def test_mpi_variables_without_mpi4py(start: Start, monkeypatch: pytest.MonkeyPa
 
     ranks = [start(rank, r, job) for job in ("prte-1", "prte-2") for r in (0, 1)]
     assert [each.result() for each in ranks] == [["prte-1"] * 2] * 2 + [["prte-2"] * 2] * 2
+
+
+class FakeMPI(SimpleNamespace):
+    """What `mpi` uses of `mpi4py.MPI`; only once it is initialised may COMM_WORLD be looked at."""
+
+    THREAD_SINGLE, THREAD_MULTIPLE = 0, 3
+
+    def __init__(self, vendor: str) -> None:
+        super().__init__(vendor=vendor, level=None, finalized=False)
+
+    def get_vendor(self) -> tuple[str, tuple[int, ...]]:
+        return self.vendor, (5, 0, 2)
+
+    def Is_initialized(self) -> bool:
+        return self.level is not None
+
+    def Is_finalized(self) -> bool:
+        return bool(self.finalized)
+
+    def Init_thread(self, level: int) -> None:
+        self.level = level
+
+    def Finalize(self) -> None:
+        self.finalized = True
+
+    @property
+    def COMM_WORLD(self) -> Any:
+        assert self.Is_initialized()
+        return SimpleNamespace(Get_rank=lambda: 1, Get_size=lambda: 2)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "launcher", "initialize", "threads", "level"),
+    [
+        ("Open MPI", "Open MPI", True, True, 3),
+        ("Open MPI", "Open MPI", True, False, 0),
+        ("Open MPI", "Open MPI", False, True, None),
+        ("MPICH", "Open MPI", True, True, None),
+        ("Open MPI", "MPICH", True, True, None),
+        ("Intel MPI", "MPICH", True, True, 3),
+        ("MPICH", "MPICH", True, True, 3),
+    ],
+)
+def test_mpi4py_is_initialised_where_it_belongs_to_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, launcher: str, initialize: bool, threads: bool, level: int | None
+) -> None:
+    """MPICH ends a process that Open MPI started, and whoever sets `mpi4py.rc` initialises for himself."""
+    module, MPI, at_exit = ModuleType("mpi4py"), FakeMPI(vendor), []
+    module.__spec__ = ModuleSpec("mpi4py", None)
+    rc = SimpleNamespace(initialize=initialize, threads=threads, thread_level="multiple")
+    vars(module).update(rc=rc, MPI=MPI)
+    monkeypatch.setitem(sys.modules, "mpi4py", module)
+    monkeypatch.setattr("atexit.register", lambda *call: at_exit.append(call))
+    comm = mpi.communicator_of(World(1, 2, 1, 2, None, launcher))
+    assert MPI.level == level and (comm is None) == (level is None)
+    assert rc.initialize is initialize
+    for function, *arguments in at_exit:
+        function(*arguments)
+    assert MPI.finalized == (level is not None)
