@@ -73,6 +73,7 @@ class World:
         engine: what runs them.
         ends: the transport, by rank; shared memory if none is given.
         stage_nbytes, inline_nbytes, scratch_nbytes: of every rank.
+        n_windows: places in STAGE that calls with ENTER take by turns.
     """
 
     def __init__(
@@ -83,10 +84,11 @@ class World:
         engine: Engine = COMPILED,
         ends: list[Channels] | None = None,
         stage_nbytes: int = 3 << 15,
+        n_windows: int = 3,
         inline_nbytes: int = 4096,
         scratch_nbytes: int = 1 << 14,
     ) -> None:
-        self.size, self.kind, self.engine = size, kind, engine
+        self.size, self.kind, self.engine, self.n_windows = size, kind, engine, n_windows
         self.ends = ends or shm_ends(size)
         self.aborts = np.zeros((size, 8), np.int64)
         self.headers = np.zeros((size, 2 * HEADER_NBYTES // 8), np.int64)
@@ -175,9 +177,9 @@ class World:
         if numbers.op is not None and plan.collective == "allreduce" and not plan.parameter("out"):
             words[Prog.DESCRIPTOR] = id(numbers.dtype.numpy)
             program.keep.append(numbers.dtype.numpy)
-        # Three places of STAGE by turns, where calls have an ENTER.
         window_nbytes = -(-plan.stage_elements * int(kernel_rows[0, Kern.WIRE_ITEMSIZE]) // 64) * 64
-        n_windows = 3 if plan.has_enter and 3 * window_nbytes <= self.stage[plan.rank].nbytes else 1
+        fits = self.n_windows * window_nbytes <= self.stage[plan.rank].nbytes
+        n_windows = self.n_windows if plan.has_enter and fits else 1
         for kind in kinds:
             program.install(kind, window_nbytes=window_nbytes, n_windows=n_windows)
         return program

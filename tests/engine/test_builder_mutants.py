@@ -54,14 +54,16 @@ def test_the_machine_goes_wrong(name: str) -> None:
     plans, whole = changed(mutant, family), FAMILIES[family](*mutant.shape)
     numbers = numbers_of(family)
     assert _agrees(family, whole, whole, numbers, 0)
-    assert not all(_agrees(family, plans, whole, numbers, seed) for seed in range(40)), mutant.breaks
+    # Most die in one of the first ten; one needs a rank that is a whole call ahead, as in one interleaving of fifty.
+    assert not all(_agrees(family, plans, whole, numbers, seed) for seed in range(400)), mutant.breaks
 
 
 def _agrees(family: str, plans: list[Plan], whole: list[Plan], numbers: Numbers, seed: int) -> bool:
     given = weak_inputs(seed, [whole] * _CALLS, numbers)
     machine = Machine(len(whole), numbers.dtype, op=numbers.op, wire=numbers.wire)
     want = [machine.run(whole, arrays) for arrays in given]
-    world = WeakWorld(len(whole), seed, kind=kind_of(family), numbers=numbers)
+    # One window: what a plan lacks between calls is not to be hidden by their being elsewhere.
+    world = WeakWorld(len(whole), seed, kind=kind_of(family), numbers=numbers, n_windows=1)
     try:
         got = world.run_weakly([plans] * _CALLS, given)
     except (AssertionError, Stuck, Ended):

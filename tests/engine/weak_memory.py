@@ -310,6 +310,7 @@ class WeakWorld(World):
         kind: how arrays can be reached.
         numbers: what is added.
         n_threads: threads; None: one a rank.
+        n_windows: as in `World`.
         streamed: whatever is written to STAGE, or copied into an array, goes past the caches.
     """
 
@@ -323,6 +324,7 @@ class WeakWorld(World):
         numbers: Numbers | None = None,
         n_threads: int | None = None,
         streamed: bool = False,
+        n_windows: int = 3,
     ) -> None:
         self.memory, self._numbers = WeakMemory(n_threads or size, seed, numbers), numbers or Numbers()
         engine = [f"gfkernels.engine.{name}" for name in ("executor", "entry", "rows", "staging", "waiting")]
@@ -334,7 +336,8 @@ class WeakWorld(World):
             }
         sources = Sources([*engine, "gfkernels.transport.shm"], changes, self.memory.stand_ins())
         ends = shm_ends(size, sources.module("gfkernels.transport.shm"))
-        super().__init__(size, kind=kind, engine=sources.module("gfkernels.engine.executor"), ends=ends)
+        executor = sources.module("gfkernels.engine.executor")
+        super().__init__(size, kind=kind, engine=executor, ends=ends, n_windows=n_windows)
         self.words[:, Ctx.SLICE_NS] = 1 << 60
         for counters in ends[0].keep[-1]:  # type: ignore[attr-defined]
             self.memory.share(int(counters.ctypes.data), counters.nbytes)
