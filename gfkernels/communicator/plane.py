@@ -117,16 +117,13 @@ class Plane:
         group, site = self.group, self.group.site
         arrivals_at = _PAGE + 2 * HEADER_NBYTES
         inline_at = _pages(arrivals_at + shm.arrivals_nbytes(group.size))
-        inline_nbytes = _pages(max(_LINE, group.config.inline_bytes))
-        stage_at = inline_at + 2 * inline_nbytes
+        stage_at = inline_at + 2 * _inline_nbytes(group.config.inline_bytes)
         nbytes = stage_at + group.config.staging_bytes
         self._block = site.arena.allocate(nbytes)
         control: npt.NDArray[np.uint8] = self._block.array((stage_at,), np.uint8)
         control[:] = 0
         mine = {
             "offset": self._block.offset,
-            "inline_nbytes": inline_nbytes,
-            "stage_at": stage_at,
             "inline_bytes": group.config.inline_bytes,
             "staging_bytes": group.config.staging_bytes,
         }
@@ -138,9 +135,10 @@ class Plane:
         for q, (base, fact) in enumerate(zip(bases, told, strict=True)):
             headers[q] = base + _PAGE
             shifts[q] = site.addresses[group.members[q]] - site.remote_addresses[group.members[q]]
-            self.stages[q] = base + fact["stage_at"]
+            inline_nbytes = _inline_nbytes(fact["inline_bytes"])
             for parity in (0, 1):
-                self.places[parity, q, Buffer.INLINE] = base + inline_at + parity * fact["inline_nbytes"]
+                self.places[parity, q, Buffer.INLINE] = base + inline_at + parity * inline_nbytes
+            self.stages[q] = base + inline_at + 2 * inline_nbytes
         self._aborts = {q: base for q, base in enumerate(bases) if q != group.rank}
         words = self.words
         words[Ctx.HEADERS], words[Ctx.SHIFTS] = headers.ctypes.data, shifts.ctypes.data
@@ -280,6 +278,10 @@ class Plane:
 
 def _pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
+
+
+def _inline_nbytes(inline_bytes: int) -> int:
+    return _pages(max(_LINE, inline_bytes))
 
 
 def _pollfd(fd: int) -> int:

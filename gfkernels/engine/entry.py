@@ -24,6 +24,7 @@ from gfkernels.engine.context import (
     Variant,
 )
 from gfkernels.engine.rows import ROW_NBYTES, work
+from gfkernels.engine.staging import count_down
 from gfkernels.native.jit import njit
 from gfkernels.native.libc import now_ns
 from gfkernels.native.memory import call4, load64, load_acquire, store64, store_release
@@ -44,7 +45,7 @@ _CMA_OK, _BEST_KIND = 8 * int(Ctx.CMA_OK), 8 * int(Ctx.BEST_KIND)
 _KIND, _OWN_KIND = 8 * int(Ctx.KIND), 8 * int(Ctx.OWN_KIND)
 _CHANNELS, _CMA_CHANNELS, _TABLE = 8 * int(Ctx.CHANNELS), 8 * int(Ctx.CMA_CHANNELS), 8 * int(Ctx.TABLE)
 _ABORT = 8 * int(Ctx.ABORT)
-_STREAMED_ROWS, _STREAMS = 8 * int(Ctx.STREAMED_ROWS), 8 * int(Ctx.STREAMS)
+_STREAMS = 8 * int(Ctx.STREAMS)
 _ENTERED, _PEER, _HAS_CALLS = 8 * int(Ctx.ENTERED), 8 * int(Ctx.PEER), 8 * int(Ctx.HAS_CALLS)
 _STEPS, _SPANS, _N_LANES = 8 * int(Ctx.STEPS), 8 * int(Ctx.SPANS), 8 * int(Ctx.N_LANES)
 _EXPECTS, _PCS, _ENDS = 8 * int(Ctx.EXPECTS), 8 * int(Ctx.PCS), 8 * int(Ctx.ENDS)
@@ -171,12 +172,8 @@ def _publish(ctx: int, prog: int, x: int, out: int) -> None:
             store64(header + _H_MORE + 8 * i, load64(more + 8 * i))
     store64(ctx + _OWN_KIND, kind)
     store64(header + _H_SIGNATURE, load64(prog + _P_SIGNATURE))
-    streamed_rows = load64(ctx + _STREAMED_ROWS)
-    if streamed_rows > 0:
-        # Calls count, too: a rank that fills no STAGE for a while would never take its wish back.
-        store64(ctx + _STREAMED_ROWS, streamed_rows - 1)
-        kind |= 1 << KIND_BITS
-    store64(header + _H_KIND, kind)
+    # A call counts as a row: a rank that fills no STAGE for a while would else never take its wish back.
+    store64(header + _H_KIND, kind | (count_down(ctx) << KIND_BITS))
     store64(header + _H_X, x)
     store64(header + _H_OUT, out)
     store64(header + _H_CODE, load64(prog + _P_CODE))

@@ -55,11 +55,20 @@ def note(ctx: int, nbytes: int, since_ns: int) -> None:
 
 
 @njit
+def count_down(ctx: int) -> int:
+    """One streamed row less to come: 1 where this rank still wanted it, else 0."""
+    rows = load64(ctx + _STREAMED_ROWS)
+    if rows <= 0:
+        return 0
+    store64(ctx + _STREAMED_ROWS, rows - 1)
+    return 1
+
+
+@njit
 def end_streamed(ctx: int) -> None:
     """After a row that went past the caches, before anybody is told of it."""
     drain_streams()
-    if load64(ctx + _STREAMED_ROWS) > 0:
-        store64(ctx + _STREAMED_ROWS, load64(ctx + _STREAMED_ROWS) - 1)
+    count_down(ctx)
 
 
 @njit
