@@ -44,7 +44,8 @@ class _Candidate:
     def __init__(self, endpoint: Endpoint, identity: Identity, role: str) -> None:
         self.endpoint = endpoint
         self.sock: socket.socket | None = None
-        self.seen = "no attempt yet"
+        self._seen = "no attempt yet"
+        self._said = ""
         self.due = 0.0
         self.greeting: Greeting | None = None
         self._connected = False
@@ -71,10 +72,17 @@ class _Candidate:
         except OSError as error:
             self.stop(now, os.strerror(error.errno or 0))
 
-    def stop(self, now: float, seen: str) -> None:
+    @property
+    def seen(self) -> str:
+        """What came of the attempts: a listener that is gone by now is still told by what it said."""
+        return self._seen if self._said in ("", self._seen) else f"{self._said}; by now: {self._seen}"
+
+    def stop(self, now: float, seen: str, *, said: bool = False) -> None:
         if self.sock is not None:
             self.sock.close()
-        self.sock, self.seen = None, seen
+        self.sock, self._seen = None, seen
+        if said:
+            self._said = seen
         self.due = now + self._pause
         self._pause = min(self._pause * 1.5, _PAUSE_S[1])
 
@@ -175,12 +183,12 @@ def dial(
                         assert sock is not None and candidate.greeting is not None
                         return sock, candidate.greeting, candidate.endpoint
                 except _Refused as error:
-                    candidate.stop(time.monotonic(), f"it refused: {error}")
+                    candidate.stop(time.monotonic(), f"it refused: {error}", said=True)
                     refusal = refusal or (time.monotonic(), f"{candidate.endpoint} refused: {error}")
                 except OSError as error:
                     candidate.stop(time.monotonic(), os.strerror(error.errno or 0))
                 except (FrameError, KeyError, TypeError) as error:
-                    candidate.stop(time.monotonic(), str(error))
+                    candidate.stop(time.monotonic(), str(error), said=True)
     finally:
         for candidate in candidates.values():
             if candidate.sock is not None:

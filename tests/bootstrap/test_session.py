@@ -115,12 +115,13 @@ def test_wrong_secret(start: Start, port: int) -> None:
 
 @pytest.mark.slow
 def test_wrong_job_id(start: Start, port: int) -> None:
-    def rank(r: int, job: str) -> None:
-        join(r, 2, port, job_id=job, connect_timeout_s=1.5)
+    def rank(r: int, job: str, seconds: float) -> None:
+        join(r, 2, port, job_id=job, connect_timeout_s=seconds)
 
-    errors = [str(each.error()) for each in [start(rank, 0, "mine"), start(rank, 1, "yours")]]
+    # Rank 1 looks longer than rank 0 waits: what it met is told although it is gone by then.
+    errors = [str(each.error()) for each in [start(rank, 0, "mine", 2.0), start(rank, 1, "yours", 4.0)]]
     assert "missing rank 1" in errors[0]
-    assert "another job" in errors[1] and "mine" in errors[1]
+    assert "another job" in errors[1] and "mine" in errors[1] and "by now: Connection refused" in errors[1]
 
 
 @pytest.mark.slow
