@@ -137,7 +137,7 @@ def test_the_first_failure_ends_the_job(run: Launcher) -> None:
     begin = time.monotonic()
     code, out, err = run("-n", "3", script)
     assert code == 7 and out == ["[0] asked", "[2] asked"] and "rank 1 failed with exit code 7" in err
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 20
 
 
 def test_a_rank_ended_by_a_signal(run: Launcher) -> None:

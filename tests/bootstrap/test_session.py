@@ -177,7 +177,7 @@ def test_foreign_listeners_are_passed_over(start: Start, port: int) -> None:
     begin = time.monotonic()
     try:
         assert [rank.result()[0] for rank in ranks] == [[0, 1], [0, 1]]
-        assert time.monotonic() - begin < 3, "a silent stranger must not hold anyone up"
+        assert time.monotonic() - begin < 8, "a silent stranger must not hold anyone up"
     finally:
         done.set()
         for thread in threads:
@@ -383,7 +383,7 @@ def test_a_rank_that_dies_while_others_start(start: Start, port: int, tmp_path: 
     # Rank 1 had contributed, so its death shows to whoever calls next; rank 2's start completes the gather.
     start(late).result()
     error.result()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15
 
 
 def test_ctrl_c_while_others_are_missing(start: Start, port: int) -> None:

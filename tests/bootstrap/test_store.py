@@ -126,8 +126,8 @@ def test_gather_fails_at_once_when_a_member_dies(hub: Hub) -> None:
     timer.start()
     begin = time.monotonic()
     with pytest.raises(PeerLostError, match="rank 2 died") as caught:
-        hub.stores[0].gather("g", 0, SIZE, None, timeout=5)
-    assert caught.value.rank == 2 and time.monotonic() - begin < 2
+        hub.stores[0].gather("g", 0, SIZE, None, timeout=20)
+    assert caught.value.rank == 2 and time.monotonic() - begin < 10
     timer.join()
     with pytest.raises(PeerLostError):
         hub.stores[1].gather("g", 1, SIZE, None, timeout=5)

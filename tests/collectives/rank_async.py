@@ -129,14 +129,14 @@ def waits_run_out() -> None:
     """A wait that runs out leaves the call going; it completes once the last rank comes, also for another thread."""
     comm = gf.init()
     if comm.rank == comm.size - 1:
-        time.sleep(1.0)
+        time.sleep(2.0)
     x = np.ones(5)
     began = time.monotonic()
     work = comm.allreduce(x, async_op=True)
     if comm.rank != comm.size - 1:
         for seconds in (0.0, 0.15):
             raises(gf.WaitTimeout, "goes on", partial(work.wait, seconds))
-        assert time.monotonic() - began < 0.9 or work.done(), "wait(timeout) took far too long"
+        assert time.monotonic() - began < 1.8 or work.done(), "wait(timeout) took far too long"
         assert isinstance(_error(lambda: work.wait(0)), TimeoutError | type(None))
     (result,) = in_threads(lambda: work.wait(30))
     assert result is x and work.done() and (x == comm.size).all()
