@@ -273,6 +273,15 @@ class StoreServer:
         for sock in self._listeners:
             self._selector.unregister(sock)
             sock.close()
+        # Why rank 0 leaves may still lie in its own control connection: peers are to hear that, and only then that it
+        # left. Everything that came before `close` is readable at once.
+        end = time.monotonic() + _FLUSH_S
+        while (ready := self._selector.select(0)) and time.monotonic() < end:
+            readable = [(key, events) for key, events in ready if events & selectors.EVENT_READ]
+            if not readable:
+                break
+            for key, events in readable:
+                self._handle(key, events)
         self._tables.close()
         self._broadcast({"event": "left", "rank": 0}, 0)
         end = time.monotonic() + _FLUSH_S

@@ -15,7 +15,7 @@ from gfkernels.communicator.site import Site
 from gfkernels.config import Config
 from gfkernels.engine.context import Code, Ctx, Kind, Owner, Phase
 from gfkernels.engine.executor import blocked_on, reenter
-from gfkernels.errors import PeerLostError, UsageError
+from gfkernels.errors import UsageError
 
 _HISTORY: Final = 256
 _SLICE_NS: Final = 50_000_000
@@ -150,18 +150,14 @@ class Core:
         self.hear_news()
         if self.failure.heard:
             raise self.failure.of_abort(program)
-        events = self.site.events
         sequence = int(self.words[Ctx.SEQUENCE])
         for old in [number for number in self._refusals if number < sequence]:
             del self._refusals[old]
         if sequence in self._refusals:
             self._heed_refusal(*self._refusals[sequence])
-        for q, world_rank in enumerate(self.members):
-            why = "" if q == self.rank else events.gone(world_rank)
-            if not why and q in self.failure.closed:
-                why = "left"
-            if why and (why != "left" or self._misses(q)):
-                raise PeerLostError(f"{self.failure.where(program)} lost rank {q}: {why}", q)
+        for q, why in self.failure.gone():
+            if why != "left" or self._misses(q):
+                raise self.failure.lost(program, q, why)
 
     def _misses(self, q: int) -> bool:
         """Whether this call needs something of a rank that has left."""

@@ -68,6 +68,17 @@ class Failure:
         number = int(core.words[Ctx.SEQUENCE])
         return f"call #{number} {program.request} on rank {core.rank} of {core.size} ({core.name})"
 
+    def gone(self) -> list[tuple[int, str]]:
+        """Ranks that will never answer again, and why. Who died comes first: others may have left because of that."""
+        core = self._core
+        found = [(q, core.site.events.gone(core.members[q])) for q in range(core.size) if q != core.rank]
+        found = [(q, why or ("left" if q in self.closed else "")) for q, why in found]
+        return sorted([(q, why) for q, why in found if why], key=lambda one: one[1] == "left")
+
+    def lost(self, program: Program, q: int, why: str) -> PeerLostError:
+        """The error of a call that cannot go on without rank `q`."""
+        return PeerLostError(f"{self.where(program)} lost rank {q}: {why}", q)
+
     # -- what to raise -----------------------------------------------------------------------------------------
 
     def of_fault(self, program: Program) -> GfkernelsError:
@@ -78,11 +89,10 @@ class Failure:
         if fault is Fault.PEER_LOST and self._wait_for_cause(_LAST_WORDS_S) is not None:
             # It gave up rather than died, and says why.
             return self.of_abort(program)
-        for q, world_rank in enumerate(self._core.members):
-            # A neighbour that gave up ends its connection too: who died comes first.
-            if world_rank in self._core.site.events.lost:
-                why = self._core.site.events.lost[world_rank]
-                return PeerLostError(f"{self.where(program)} lost rank {q}: {why}", q)
+        # A neighbour that gave up ends its connection too.
+        for q, why in self.gone():
+            if why != "left":
+                return self.lost(program, q, why)
         error.args = (f"{self.where(program)}: {error}",)
         return error
 
@@ -107,10 +117,8 @@ class Failure:
     def _of_silence(self, program: Program) -> GfkernelsError:
         # The abort word came, its explanation did not: rank 0 passes explanations on, and may be the one that died.
         core = self._core
-        for q, world_rank in enumerate(core.members):
-            why = "" if q == core.rank else core.site.events.gone(world_rank)
-            if why:
-                return PeerLostError(f"{self.where(program)} lost rank {q}: {why}", q)
+        for q, why in self.gone():
+            return self.lost(program, q, why)
         self.roll_call.answer(program, int(core.words[Ctx.SEQUENCE]))
         silent = self.roll_call.absent(_LAST_WORDS_S)
         if core.rank not in silent and 0 in (core.members[q] for q in silent):

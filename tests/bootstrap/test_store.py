@@ -341,6 +341,20 @@ def test_local_store() -> None:
     store.close()
 
 
+def test_why_rank_0_leaves_is_told_before_that_it_left() -> None:
+    server = StoreServer([listen(["127.0.0.1"], [0])], "job", b"secret--", SIZE)
+    controls = [TcpControl(server.adopt(rank, "control"), rank) for rank in range(SIZE)]
+    assert controls[0].post({"event": "abort", "rank": 0})
+    # As where the thread gets no time between the two: it starts when it is to end already.
+    server._closing = True
+    server.start()
+    server.close()
+    for control in controls[1:]:
+        assert control.take()[:2] == [{"event": "abort", "rank": 0}, {"event": "left", "rank": 0}]
+    for control in controls:
+        control.close()
+
+
 def test_close_leaves_no_descriptor_or_thread(eventually: Callable[..., None]) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))

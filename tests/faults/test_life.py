@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fault_world import NOTICED_S, World
+
+from gfkernels.communicator.failure import Failure
 
 pytestmark = pytest.mark.faults
 STATUS = {"exit": 3, "crash": 1, "_exit": 5}
@@ -44,6 +48,15 @@ def test_a_rank_that_ends_is_missed(start: Callable[..., World], chance: random.
         assert world.report(victim, "after")["error"] == "CommunicatorBroken"
     world.end({victim: STATUS.get(how, 0)})
     assert ("boom" in world.log(victim)) == (how == "crash")
+
+
+def test_who_died_is_named_before_who_left_because_of_it() -> None:
+    events: Any = SimpleNamespace(gone={10: "left", 11: "", 12: "its process ended", 13: ""}.__getitem__)
+    core: Any = SimpleNamespace(rank=1, size=4, members=(10, 11, 12, 13), site=SimpleNamespace(events=events))
+    failure = Failure(core)
+    assert failure.gone() == [(2, "its process ended"), (0, "left")]
+    failure.closed |= {1, 3}
+    assert failure.gone() == [(2, "its process ended"), (0, "left"), (3, "left")]
 
 
 @pytest.mark.slow
