@@ -115,7 +115,7 @@ class _Candidate:
         except (BlockingIOError, InterruptedError):
             return False
         if not data:
-            raise FrameError("it closed the connection")
+            raise ConnectionResetError("it closed the connection")
         messages = self._reader.feed(data)
         return bool(messages) and self._message(messages[0])
 
@@ -186,7 +186,7 @@ def dial(
                     candidate.stop(time.monotonic(), f"it refused: {error}", said=True)
                     refusal = refusal or (time.monotonic(), f"{candidate.endpoint} refused: {error}")
                 except OSError as error:
-                    candidate.stop(time.monotonic(), os.strerror(error.errno or 0))
+                    candidate.stop(time.monotonic(), error.strerror or str(error))
                 except (FrameError, KeyError, TypeError) as error:
                     candidate.stop(time.monotonic(), str(error), said=True)
     finally:

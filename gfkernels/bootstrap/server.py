@@ -273,22 +273,24 @@ class StoreServer:
         for sock in self._listeners:
             self._selector.unregister(sock)
             sock.close()
-        # Why rank 0 leaves may still lie in its own control connection: peers are to hear that, and only then that it
-        # left. Everything that came before `close` is readable at once.
         end = time.monotonic() + _FLUSH_S
-        while (ready := self._selector.select(0)) and time.monotonic() < end:
-            readable = [(key, events) for key, events in ready if events & selectors.EVENT_READ]
-            if not readable:
-                break
-            for key, events in readable:
-                self._handle(key, events)
+        self._read_what_came(end)
         self._tables.close()
         self._broadcast({"event": "left", "rank": 0}, 0)
-        end = time.monotonic() + _FLUSH_S
         while any(c.out for c in self._connections) and time.monotonic() < end:
             for key, events in self._selector.select(0.05):
                 if isinstance(key.data, Connection) and events & selectors.EVENT_WRITE:
                     self._flush(key.data)
+
+    def _read_what_came(self, end: float) -> None:
+        # Why rank 0 leaves may still lie in its own control connection: peers are to hear that, and only then that it
+        # left. Everything that came before `close` is readable at once.
+        while time.monotonic() < end:
+            ready = [(key, events) for key, events in self._selector.select(0) if events & selectors.EVENT_READ]
+            for key, events in ready:
+                self._handle(key, events)
+            if not ready:
+                return
 
     def _release(self) -> None:
         for connection in list(self._connections):

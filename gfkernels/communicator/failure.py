@@ -71,8 +71,11 @@ class Failure:
     def gone(self) -> list[tuple[int, str]]:
         """Ranks that will never answer again, and why. Who died comes first: others may have left because of that."""
         core = self._core
-        found = [(q, core.site.events.gone(core.members[q])) for q in range(core.size) if q != core.rank]
-        found = [(q, why or ("left" if q in self.closed else "")) for q, why in found]
+        found = [
+            (q, core.site.events.gone(world_rank) or ("left" if q in self.closed else ""))
+            for q, world_rank in enumerate(core.members)
+            if q != core.rank
+        ]
         return sorted([(q, why) for q, why in found if why], key=lambda one: one[1] == "left")
 
     def lost(self, program: Program, q: int, why: str) -> PeerLostError:
@@ -117,8 +120,8 @@ class Failure:
     def _of_silence(self, program: Program) -> GfkernelsError:
         # The abort word came, its explanation did not: rank 0 passes explanations on, and may be the one that died.
         core = self._core
-        for q, why in self.gone():
-            return self.lost(program, q, why)
+        if gone := self.gone():
+            return self.lost(program, *gone[0])
         self.roll_call.answer(program, int(core.words[Ctx.SEQUENCE]))
         silent = self.roll_call.absent(_LAST_WORDS_S)
         if core.rank not in silent and 0 in (core.members[q] for q in silent):
