@@ -108,9 +108,7 @@ def add_message(link: int, imm: int, src: int, nbytes: int, lkey: int, dst: int,
 
 
 @njit
-def add_frame(
-    link: int, kind: int, channel: int, buffer: int, offset: int, src: int, nbytes: int
-) -> int:
+def add_frame(link: int, kind: int, channel: int, buffer: int, offset: int, src: int, nbytes: int) -> int:
     """Adds a frame with a copy of `nbytes` from `src`; there is room. The request's number plus one, or -Fault."""
     slot = load64(link + w.SENT) % w.DEPTH * load64(link + w.SLOT_NBYTES)
     at = load64(link + w.FRAMES_AT) + slot
@@ -142,7 +140,9 @@ def add_frame(
 def give_back(link: int) -> int:
     """Posts receives again in batches and tells the peer of them in larger ones. 0, or -Fault."""
     while load64(link + w.UNPOSTED) >= w.REPOST_EVERY:
-        code = _as_int32(call3(load64(link + w.POST_RECV), load64(link + w.QP), load64(link + w.RECVS_AT), link + w.BAD_WR))
+        code = _as_int32(
+            call3(load64(link + w.POST_RECV), load64(link + w.QP), load64(link + w.RECVS_AT), link + w.BAD_WR)
+        )
         if code != 0:
             return fail(link, _SYSTEM, w.REASON_POST, 0, code)
         store64(link + w.UNPOSTED, load64(link + w.UNPOSTED) - w.REPOST_EVERY)
