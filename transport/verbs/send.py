@@ -1,4 +1,4 @@
-"""Owns putting as compiled code: small spans and unregistered memory in frames, registered memory straight into place."""
+"""Owns putting as compiled code: short spans and unregistered memory in frames, the rest straight into place."""
 
 from __future__ import annotations
 
