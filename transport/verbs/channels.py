@@ -1,0 +1,268 @@
+"""Owns the verbs end of a rank: from connected queue pairs to the table that the engine drives, and what went wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gfkernels.errors import MismatchError, PeerLostError, TransportError
+from gfkernels.transport.table import AGAIN, N_SLOTS, Channels, Fault, Slot
+from gfkernels.transport.verbs import layout as v
+from gfkernels.transport.verbs import words as w
+from gfkernels.transport.verbs.post import BATCH_SLOT_NBYTES
+from gfkernels.transport.verbs.table import begin, flush, goodbye, poll, probe, progress, put
+from gfkernels.types import N_BUFFERS
+
+_DRAIN_POLL_S: Final = 0.002
+_LINE: Final = 64
+
+
+@dataclass(frozen=True)
+class Functions:
+    """Addresses of C functions with the signatures of `ibv_post_send`, `ibv_post_recv` and `ibv_poll_cq`.
+
+    Attributes:
+        post_send: `int (qp, wr, bad_wr)`.
+        post_recv: `int (qp, wr, bad_wr)`.
+        poll_cq: `int (cq, n, wc)`.
+        keep: what must stay alive while they may be called.
+    """
+
+    post_send: int
+    post_recv: int
+    poll_cq: int
+    keep: object = None
+
+
+@dataclass(frozen=True)
+class LinkEnd:
+    """One connected queue pair, with DEPTH receives posted (no scatter elements) and none of its frames sent yet.
+
+    Attributes:
+        peer: the rank at the other end.
+        device: number of the device (rail) it belongs to.
+        qp: first argument of the post functions.
+        cq: first argument of `poll_cq`; all queue pairs of a device share one.
+        functions: what posts and polls.
+        frames_at: `frames_nbytes(slot_nbytes)` bytes of zeroed registered memory to send frames from.
+        frames_lkey: its local key.
+        slots_at: as many bytes that the peer may write frames to; the peer knows address and rkey.
+        far_frames: the peer's `slots_at`.
+        far_frames_rkey: its remote key.
+        slot_nbytes: of one frame with its header; the same at both ends.
+        inline_nbytes: what the queue pair takes inline, 0 for nothing.
+        most_nbytes: of one RDMA write.
+        regions: `Regions.address` of the device.
+    """
+
+    peer: int
+    device: int
+    qp: int
+    cq: int
+    functions: Functions
+    frames_at: int
+    frames_lkey: int
+    slots_at: int
+    far_frames: int
+    far_frames_rkey: int
+    slot_nbytes: int
+    inline_nbytes: int
+    most_nbytes: int
+    regions: int
+
+
+def frames_nbytes(slot_nbytes: int) -> int:
+    """Bytes of frame memory at each end and for each direction of a link."""
+    return w.DEPTH * slot_nbytes
+
+
+@dataclass
+class VerbsChannels(Channels):
+    """The verbs end of a rank: its table, and the links under it.
+
+    Attributes:
+        rank: this rank.
+        links: by peer, the records of its links as int64 words.
+        release: closes queue pairs and memory, moving them to ERR first; called once.
+    """
+
+    rank: int = -1
+    links: dict[int, list[npt.NDArray[np.int64]]] = field(default_factory=dict)
+    release: Callable[[], None] | None = None
+
+    def _faulty(self, peer: int) -> npt.NDArray[np.int64]:
+        links = self.links[peer]
+        return next((words for words in links if words[w.FAULT // 8] != 0), links[0])
+
+    def fault(self, peer: int) -> Fault | None:
+        """What is wrong with the links to `peer`, None while nothing is."""
+        word = int(self._faulty(peer)[w.FAULT // 8])
+        return Fault(word) if word else None
+
+    def explain(self, peer: int) -> str:
+        """What is wrong with the links to `peer`, in words."""
+        words = self._faulty(peer)
+        got = int(words[w.FAULT_GOT // 8])
+        text = w.REASONS.get(int(words[w.FAULT_REASON // 8]), "nothing is wrong").format(
+            expected=int(words[w.FAULT_EXPECTED // 8]),
+            got=got,
+            status=v.STATUSES.get(got, "unknown"),
+            vendor=int(words[w.FAULT_VENDOR // 8]),
+        )
+        return f"rank {peer} over RDMA: {text}"
+
+    def error(self, peer: int) -> TransportError:
+        """The exception for the fault on the links to `peer`."""
+        fault = self.fault(peer)
+        if fault is Fault.PEER_LOST:
+            return PeerLostError(self.explain(peer), peer)
+        return MismatchError(self.explain(peer)) if fault is Fault.MISMATCH else TransportError(self.explain(peer))
+
+    def mismatched_call(self, peer: int) -> int:
+        """After `Fault.MISMATCH`: the number of the call that it was in, this one or an earlier one."""
+        return int(self._faulty(peer)[w.FAULT_CALL // 8])
+
+    def probe(self, peer: int) -> bool:
+        """Sends a probe to `peer` the first time; whether the probes of all its links have come.
+
+        Raises:
+            TransportError: a link failed.
+        """
+        state = int(self.table[peer, Slot.STATE])
+        if probe.ctypes(state) < 0 or progress.ctypes(state) < 0:
+            raise self.error(peer)
+        return all(words[w.PROBED // 8] != 0 for words in self.links[peer])
+
+    def close(self, timeout_s: float = 2.0, *, leave: bool = True) -> None:
+        """Closes all links; does nothing the second time.
+
+        Args:
+            timeout_s: how long to wait until peers' cards have what is on its way to them.
+            leave: say goodbye, so that peers still in the last call are not disturbed; False after a failure.
+        """
+        if leave and self.links:
+            self._say_goodbye(time.monotonic() + timeout_s)
+        release, self.release = self.release, None
+        self.links = {}
+        self.table[:] = 0
+        if release is not None:
+            release()
+
+    def _say_goodbye(self, deadline: float) -> None:
+        say, push = goodbye.ctypes, progress.ctypes
+        states = {peer: int(self.table[peer, Slot.STATE]) for peer in self.links}
+        unsaid = set(states)
+        while time.monotonic() < deadline:
+            unsaid -= {peer for peer in unsaid if say(states[peer]) != AGAIN}
+            busy = False
+            for peer, links in self.links.items():
+                # A card that has answered for the last request has got all of them; a faulty link has nothing to send.
+                sound = push(states[peer]) >= 0
+                busy |= sound and any(words[w.DONE // 8] < words[w.SIGNALLED // 8] for words in links)
+            if not unsaid and not busy:
+                return
+            time.sleep(_DRAIN_POLL_S)
+
+
+def channels(
+    rank: int, size: int, links: Sequence[LinkEnd], release: Callable[[], None] | None = None
+) -> VerbsChannels:
+    """The table of a rank over connected queue pairs.
+
+    Args:
+        rank: this rank.
+        size: ranks in the group.
+        links: all peers have the same number of them, at most MAX_RAILS, and those of one device share a queue.
+        release: closes the queue pairs and what they use.
+    """
+    table = np.zeros((size, N_SLOTS), np.int64)
+    by_index = np.zeros(max(1, len(links)), np.int64)
+    keep: list[object] = [by_index, [end.functions for end in links]]
+    ordered: dict[int, list[npt.NDArray[np.int64]]] = {}
+    for index, end in enumerate(sorted(links, key=lambda end: (end.peer, end.device))):
+        words, memory = _record(index, end, int(by_index.ctypes.data))
+        by_index[index] = words.ctypes.data
+        ordered.setdefault(end.peer, []).append(words)
+        keep += [words, memory]
+    rows = np.zeros((size, w.ROW_NBYTES // 8), np.int64)
+    keep.append(rows)
+    for peer, records in ordered.items():
+        row = rows[peer]
+        row[w.ROW_N_LINKS // 8] = len(records)
+        for i, words in enumerate(records):
+            row[w.ROW_LINKS // 8 + i] = words.ctypes.data
+        table[peer, Slot.STATE] = row.ctypes.data
+        for slot, function in (
+            (Slot.PUT, put),
+            (Slot.POLL, poll),
+            (Slot.PROGRESS, progress),
+            (Slot.BEGIN, begin),
+            (Slot.FLUSH, flush),
+        ):
+            table[peer, slot] = function.address
+    return VerbsChannels(table=table, keep=keep, block_fds=[], rank=rank, links=ordered, release=release)
+
+
+def _record(index: int, end: LinkEnd, by_index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """A link's record, and the private memory that it points into."""
+    parts = {
+        w.WCS: w.POLL_BATCH * v.WC_NBYTES,
+        w.BATCH_AT: w.BATCH * BATCH_SLOT_NBYTES,
+        w.RECVS_AT: w.REPOST_EVERY * v.RECV_WR_NBYTES,
+        w.QUEUE: 8 * w.DEPTH,
+        w.BUFFERS: 16 * N_BUFFERS,
+        w.FAR: 24 * N_BUFFERS,
+        w.OWN_ROWS: 24 * N_BUFFERS,
+        w.SIGNATURES: 16 * w.N_SIGNATURES,
+        w.BAD_WR: 8,
+    }
+    memory: npt.NDArray[np.uint8] = np.zeros(sum(-(-n // _LINE) * _LINE for n in parts.values()) + _LINE, np.uint8)
+    record: npt.NDArray[np.int64] = np.zeros(w.RECORD_NBYTES // 8, np.int64)
+    values = {
+        w.PEER: end.peer,
+        w.INDEX: index,
+        w.QP: end.qp,
+        w.CQ: end.cq,
+        w.POST_SEND: end.functions.post_send,
+        w.POST_RECV: end.functions.post_recv,
+        w.POLL_CQ: end.functions.poll_cq,
+        w.LINKS: by_index,
+        w.REGIONS: end.regions,
+        w.CALL: -1,
+        w.FAR_CALL: -1,
+        w.FRAMED_CALL: -1,
+        w.VERIFIED_CALL: -1,
+        w.GRANTED: w.DEPTH,
+        w.FRAMES_AT: end.frames_at,
+        w.FRAMES_LKEY: end.frames_lkey,
+        w.FAR_FRAMES: end.far_frames,
+        w.FAR_FRAMES_RKEY: end.far_frames_rkey,
+        w.SLOT_NBYTES: end.slot_nbytes,
+        w.PAYLOAD_NBYTES: end.slot_nbytes - w.HEADER_NBYTES,
+        w.INLINE_NBYTES: end.inline_nbytes,
+        w.MOST_NBYTES: end.most_nbytes,
+        w.SLOTS_AT: end.slots_at,
+    }
+    at = -(-int(memory.ctypes.data) // _LINE) * _LINE
+    for word, nbytes in parts.items():
+        values[word] = at
+        at += -(-nbytes // _LINE) * _LINE
+    for word, value in values.items():
+        record[word // 8] = value
+    recvs = memory[values[w.RECVS_AT] - int(memory.ctypes.data) :].view(np.int64)
+    for i in range(w.REPOST_EVERY):
+        follows = i + 1 < w.REPOST_EVERY
+        row = recvs[i * v.RECV_WR_NBYTES // 8 :]
+        row[v.WR_ID // 8] = recv_id(index)
+        row[v.WR_NEXT // 8] = values[w.RECVS_AT] + (i + 1) * v.RECV_WR_NBYTES if follows else 0
+    return record, memory
+
+
+def recv_id(index: int) -> int:
+    """The id of every receive posted for the link with this index: those of a rank, by peer and then by device."""
+    return w.ID_RECV | index << w.ID_LINK_SHIFT
