@@ -38,6 +38,7 @@ class Subject:
         leave: closes one in order, after its last call; None where the transport knows no such thing.
         crash: closes one as the death of its process would; None likewise.
         framed: BEGIN exists: sequence, signature and bounds of what arrives are checked at the receiver.
+        streamed: a put that finds no room holds up what comes behind it, as in a socket; signals queue there.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Subject:
     leave: Callable[[Channels], None] | None = None
     crash: Callable[[Channels], None] | None = None
     framed: bool = True
+    streamed: bool = True
 
 
 class Driver(Protocol):

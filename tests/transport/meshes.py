@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from fake_verbs import Fabric
 
 from gfkernels.transport import shm
 from gfkernels.transport.conformance import Subject
 from gfkernels.transport.table import Channels
 from gfkernels.transport.tcp import TcpChannels
 from gfkernels.transport.tcp_connect import Exchange, connect
+from gfkernels.transport.verbs.channels import VerbsChannels
 
 SECRET = b"a secret of these tests"
 
@@ -63,6 +66,18 @@ def shm_mesh(size: int) -> list[Channels]:
     return ends
 
 
+def verbs_mesh(size: int, *, n_rails: int = 1, registered: tuple[int, ...] = ()) -> list[VerbsChannels]:
+    """The compiled half of the verbs transport over a card that is an imitation."""
+    return Fabric().mesh(size, n_rails=n_rails, registered=registered)
+
+
+def _leave_verbs(end: Channels) -> None:
+    assert isinstance(end, VerbsChannels)
+    fabric = next(kept[0] for kept in end.keep if isinstance(kept, tuple) and isinstance(kept[0], Fabric))
+    end.close()
+    assert not fabric.sins, fabric.sins
+
+
 def _leave(end: Channels) -> None:
     assert isinstance(end, TcpChannels)
     end.close()
@@ -76,4 +91,7 @@ def _crash(end: Channels) -> None:
 SUBJECTS = [
     Subject("tcp", tcp_mesh, leave=_leave, crash=_crash),
     Subject("shm", shm_mesh, framed=False),
+    Subject("verbs-frames", verbs_mesh, leave=_leave_verbs, streamed=False),
+    Subject("verbs-writes", partial(verbs_mesh, registered=(0, 1, 2, 3)), leave=_leave_verbs, streamed=False),
+    Subject("verbs-mixed", partial(verbs_mesh, registered=(0, 2)), leave=_leave_verbs, streamed=False),
 ]

@@ -54,6 +54,12 @@ def _complete(links: int, wc: int) -> None:
     if imm & w.IMM_KIND_MASK == w.IMM_CREDIT:
         # Whatever waits in front of it: held messages would else keep us from sending what ends the call.
         store64(link + w.GRANTED, load64(link + w.GRANTED) + (imm >> w.IMM_CALL_SHIFT))
+    elif imm & w.IMM_KIND_MASK == w.IMM_FRAME:
+        # Before what is behind it in the queue: the end of the peer's queue pair is no fault from now on.
+        at = load64(link + w.SLOTS_AT) + arrived % w.DEPTH * load64(link + w.SLOT_NBYTES)
+        if load64(at + w.F_MAGIC) == w.MAGIC_WORD and load64(at + w.F_KIND) == w.KIND_GOODBYE:
+            store64(link + w.LEFT_CALL, load64(at + w.F_SEQUENCE))
+            store64(link + w.LEFT, 1)
     store64(load64(link + w.QUEUE) + 8 * (arrived % w.DEPTH), imm)
     store64(link + w.ARRIVED, arrived + 1)
 
@@ -127,8 +133,6 @@ def _open_frame(link: int, at: int) -> int:
         store64(link + w.PROBED, 1)
         return _TAKEN
     if kind == w.KIND_GOODBYE:
-        store64(link + w.LEFT, 1)
-        store64(link + w.LEFT_CALL, sequence)
         return _TAKEN
     call = load64(link + w.CALL)
     if sequence > call:
@@ -150,7 +154,7 @@ def _open_frame(link: int, at: int) -> int:
     if channel < -1 or channel >= N_CHANNELS:
         return fail(link, _PROTOCOL, w.REASON_CHANNEL, N_CHANNELS, channel)
     if nbytes != 0:
-        code = _land(link, at, nbytes, sequence, call)
+        code = _land(link, at, nbytes, sequence, call, kind)
         if code < 0:
             return code
     if channel >= 0 and kind == w.KIND_DATA:
@@ -159,7 +163,7 @@ def _open_frame(link: int, at: int) -> int:
 
 
 @njit
-def _land(link: int, at: int, nbytes: int, sequence: int, call: int) -> int:
+def _land(link: int, at: int, nbytes: int, sequence: int, call: int, kind: int) -> int:
     if sequence < call or load64(link + w.LANDING) == 0:
         return fail(link, _PROTOCOL, w.REASON_LATE, call, sequence)
     buffer = load64(at + w.F_BUFFER)
@@ -170,6 +174,8 @@ def _land(link: int, at: int, nbytes: int, sequence: int, call: int) -> int:
     # Subtracted, not added: the sum of two words that a peer chose could wrap around.
     if offset < 0 or nbytes < 0 or offset > space or nbytes > space - offset or load64(row) == 0:
         return fail(link, _PROTOCOL, w.REASON_BOUNDS, space, offset + nbytes)
+    if kind == w.KIND_WANT:
+        return _TAKEN
     if nbytes > load64(link + w.PAYLOAD_NBYTES):
         return fail(link, _PROTOCOL, w.REASON_BOUNDS, load64(link + w.PAYLOAD_NBYTES), nbytes)
     copy(load64(row) + offset, at + w.HEADER_NBYTES, nbytes)

@@ -127,16 +127,28 @@ class VerbsChannels(Channels):
         """After `Fault.MISMATCH`: the number of the call that it was in, this one or an earlier one."""
         return int(self._faulty(peer)[w.FAULT_CALL // 8])
 
-    def probe(self, peer: int) -> bool:
-        """Sends a probe to `peer` the first time; whether the probes of all its links have come.
+    def probe(self, timeout_s: float) -> list[int]:
+        """Writes to all peers once, over every link; the peers whose own probes did not come in time.
+
+        To be called once, by all ranks, before anything else is put.
 
         Raises:
             TransportError: a link failed.
         """
-        state = int(self.table[peer, Slot.STATE])
-        if probe.ctypes(state) < 0 or progress.ctypes(state) < 0:
-            raise self.error(peer)
-        return all(words[w.PROBED // 8] != 0 for words in self.links[peer])
+        states = {peer: int(self.table[peer, Slot.STATE]) for peer in self.links}
+        for peer, state in states.items():
+            if probe.ctypes(state) < 0:
+                raise self.error(peer)
+        silent = list(states)
+        deadline = time.monotonic() + timeout_s
+        while silent and time.monotonic() < deadline:
+            for peer, state in states.items():
+                if progress.ctypes(state) < 0:
+                    raise self.error(peer)
+            silent = [peer for peer in silent if not all(words[w.PROBED // 8] for words in self.links[peer])]
+            if silent:
+                time.sleep(_DRAIN_POLL_S)
+        return silent
 
     def close(self, timeout_s: float = 2.0, *, leave: bool = True) -> None:
         """Closes all links; does nothing the second time.

@@ -55,7 +55,6 @@ def room(link: int, n_messages: int, n_requests: int, reserve: int) -> bool:
     """Whether so many messages and work requests can be added now."""
     if load64(link + w.SENT) + n_messages > load64(link + w.GRANTED) - reserve:
         return False
-    # A slot of the own frame memory is free once the request that read it is known to be completed.
     return load64(link + w.POSTED) - load64(link + w.DONE) + n_requests <= w.SEND_DEPTH
 
 
@@ -109,7 +108,10 @@ def add_message(link: int, imm: int, src: int, nbytes: int, lkey: int, dst: int,
 
 @njit
 def add_frame(link: int, kind: int, channel: int, buffer: int, offset: int, src: int, nbytes: int) -> int:
-    """Adds a frame with a copy of `nbytes` from `src`; there is room. The request's number plus one, or -Fault."""
+    """Adds a frame with a copy of `nbytes` from `src` (0: that only speaks of them); there is room.
+
+    The request's number plus one, or -Fault.
+    """
     slot = load64(link + w.SENT) % w.DEPTH * load64(link + w.SLOT_NBYTES)
     at = load64(link + w.FRAMES_AT) + slot
     store64(at + w.F_MAGIC, w.MAGIC_WORD)
@@ -120,19 +122,20 @@ def add_frame(link: int, kind: int, channel: int, buffer: int, offset: int, src:
     store64(at + w.F_BUFFER, buffer)
     store64(at + w.F_OFFSET, offset)
     store64(at + w.F_NBYTES, nbytes)
-    if nbytes > 0:
-        memcpy(at + w.HEADER_NBYTES, src, nbytes)
-    if kind == w.KIND_DATA or kind == w.KIND_MORE or kind == w.KIND_ANNOUNCE:
+    carried = nbytes if src != 0 else 0
+    if carried > 0:
+        memcpy(at + w.HEADER_NBYTES, src, carried)
+    if kind != w.KIND_GOODBYE and kind != w.KIND_PROBE:
         store64(link + w.FRAMED_CALL, load64(link + w.CALL))
     return add_message(
         link,
         immediate(link, w.IMM_FRAME, channel),
         at,
-        w.HEADER_NBYTES + nbytes,
+        w.HEADER_NBYTES + carried,
         load64(link + w.FRAMES_LKEY),
         load64(link + w.FAR_FRAMES) + slot,
         load64(link + w.FAR_FRAMES_RKEY),
-        False,
+        kind == w.KIND_GOODBYE,  # closing waits until it has been received
     )
 
 

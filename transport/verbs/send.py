@@ -68,12 +68,18 @@ def put_payload(link: int, channel: int, src: int, buffer: int, offset: int, nby
 
 @njit
 def _open_put(link: int, row: int, src: int, buffer: int, offset: int, nbytes: int) -> int:
-    if buffer < 0 or buffer >= N_BUFFERS or offset < 0:
-        return fail(link, _PROTOCOL, w.REASON_ARGUMENT, 0, buffer if offset >= 0 else offset)
     phase, lkey = w.PHASE_FRAMES, find_region(link, src, nbytes, 0)
     if lkey >= 0:
+        if load64(link + w.FRAMED_CALL) != load64(link + w.CALL):
+            if not room(link, 1, 1, _RESERVE):
+                return blocked(link)
+            code = add_frame(link, w.KIND_WANT, -1, buffer, offset, 0, nbytes)
+            if code < 0:
+                return code
         if load64(link + w.FAR_CALL) != load64(link + w.CALL):
             return blocked(link)
+        if buffer < 0 or buffer >= N_BUFFERS or offset < 0:
+            return fail(link, _PROTOCOL, w.REASON_ARGUMENT, 0, buffer if offset >= 0 else offset)
         far = load64(link + w.FAR) + 24 * buffer
         if nbytes > load64(far + 8) - offset:
             return fail(link, _PROTOCOL, w.REASON_FAR_BOUNDS, load64(far + 8), offset + nbytes)
@@ -116,14 +122,8 @@ def _go_on_writing(link: int, row: int, channel: int) -> int:
     far = load64(link + w.FAR) + 24 * load64(row + w.P_BUFFER)
     moved = load64(row + w.P_MOVED)
     while moved < nbytes:
-        # The call's signature goes first, in a frame.
-        unsigned = load64(link + w.FRAMED_CALL) != load64(link + w.CALL)
-        if not room(link, 2 if unsigned else 1, 2 if unsigned else 1, _RESERVE):
+        if not room(link, 1, 1, _RESERVE):
             return blocked(link)
-        if unsigned:
-            code = add_frame(link, w.KIND_DATA, -1, 0, 0, 0, 0)
-            if code < 0:
-                return code
         piece = min(most, nbytes - moved)
         src, dst = load64(row + w.P_SRC) + moved, load64(far) + load64(row + w.P_OFFSET) + moved
         lkey, rkey = load64(row + w.P_LKEY), load64(far + 16)

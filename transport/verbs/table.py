@@ -48,14 +48,19 @@ def _prepare_announcement(link: int, buffers: int) -> None:
 
 @cfunc(_I64(*(_I64,) * 8))
 def put(row: int, peer: int, channel: int, src: int, dst: int, buffer: int, offset: int, nbytes: int) -> int:
-    """See `Slot.PUT`; `dst` is not used: where a buffer of the peer lies is what it has announced."""
+    """See `Slot.PUT`; `dst` is not used: where a buffer of the peer lies is what it has announced.
+
+    A put with payload and no channel has no place in the order of several rails, and is refused there.
+    """
     link = _link(row, channel)
     fault = _check(link)
     if fault < 0:
         return fault
+    if load64(link + w.LEFT) != 0:
+        return OK  # the peer is through with this call, and needs no more of it
     if channel < -1 or channel >= N_CHANNELS:
         return fail(link, _PROTOCOL, w.REASON_ARGUMENT, 0, channel)
-    if nbytes < 0:
+    if nbytes < 0 or (nbytes > 0 and channel < 0 and load64(row + w.ROW_N_LINKS) > 1):
         return fail(link, _PROTOCOL, w.REASON_ARGUMENT, 0, nbytes)
     if nbytes > 0:
         return put_payload(link, channel, src, buffer, offset, nbytes)
@@ -81,11 +86,10 @@ def progress(row: int) -> int:
         code = -load64(link + w.FAULT)
         if code < 0:
             return code
-        if load64(row + w.ROW_POLLS) != 0:
-            code = poll_all(link)
-            if code < 0:
-                return code
-            moved += code
+        code = poll_all(link)
+        if code < 0:
+            return code
+        moved += code
         code = open_messages(link)
         if code < 0:
             return code
@@ -159,6 +163,19 @@ def goodbye(row: int) -> int:
         if code < 0:
             return code
         code = post(link)
+        if code < 0:
+            return code
+    return OK
+
+
+@cfunc(_I64(_I64))
+def probe(row: int) -> int:
+    """Sends the probe on all links, before anything else is put; OK | -Fault. To be called once."""
+    for i in range(load64(row + w.ROW_N_LINKS)):
+        link = load64(row + w.ROW_LINKS + 8 * i)
+        code = add_frame(link, w.KIND_PROBE, -1, 0, 0, 0, 0)
+        if code >= 0:
+            code = post(link)
         if code < 0:
             return code
     return OK

@@ -31,8 +31,9 @@ RETURN_EVERY: Final = DEPTH // 4
 """Receives that are given back with one CREDIT."""
 REPOST_EVERY: Final = 8
 """Receives that are posted with one call."""
-SEND_DEPTH: Final = 2 * DEPTH
-"""Work requests outstanding in a link's send queue at most."""
+SEND_DEPTH: Final = DEPTH
+"""Work requests outstanding in a link's send queue at most. As each message is one, the request that read a slot of the
+own frame memory is completed before that slot's turn comes again."""
 SIGNAL_EVERY: Final = 16
 """At least every so-manieth work request asks for a completion."""
 BATCH: Final = 16
@@ -73,6 +74,9 @@ KIND_GOODBYE: Final = 3
 """The sender leaves after call `sequence`, having sent all it owed."""
 KIND_PROBE: Final = 4
 """Sent once by each end before the link is used."""
+KIND_WANT: Final = 5
+"""The sender is about to write `nbytes` straight into a buffer, and waits for the announcement that says where it is.
+The first message of a call where that is a WRITE: it carries the signature, and shows a span that does not fit."""
 ANNOUNCE_NBYTES: Final = 24 * N_BUFFERS
 
 # Byte offsets in a link's record (int64 words).
@@ -161,10 +165,9 @@ ID_LINK_SHIFT: Final = 48
 ID_RECV: Final = 1 << 47
 ID_NUMBER_MASK: Final = ID_RECV - 1
 
-# A peer's row in the table points to (number of links, their addresses); PROGRESS of one row polls for all.
+# A peer's row in the table points to (number of links, their addresses).
 ROW_N_LINKS: Final = 0
-ROW_POLLS: Final = 8
-ROW_LINKS: Final = 16
+ROW_LINKS: Final = 8
 MAX_RAILS: Final = 8
 ROW_NBYTES: Final = ROW_LINKS + 8 * MAX_RAILS
 
