@@ -95,9 +95,7 @@ class Fabric:
 
     # -- building ----------------------------------------------------------------------------------------------
 
-    def mesh(
-        self, size: int, *, n_rails: int = 1, registered: Iterable[int] = ()
-    ) -> list[VerbsChannels]:
+    def mesh(self, size: int, *, n_rails: int = 1, registered: Iterable[int] = ()) -> list[VerbsChannels]:
         """All ranks' ends, connected; all memory of the ranks in `registered` counts as registered."""
         regions = [[Regions() for _ in range(n_rails)] for _ in range(size)]
         for rank in set(registered) & set(range(size)):
@@ -229,7 +227,8 @@ class Fabric:
             n_taken = min(n, len(queue.entries))
             for i in range(n_taken):
                 ident, status, opcode, byte_len, imm, number = queue.entries.popleft()
-                raw = struct.pack("<qiiIIIIIII", ident, status, opcode, 0x77 if status else 0, byte_len, imm, number, 0, 0, 0)
+                vendor = 0x77 if status else 0
+                raw = struct.pack("<qiiIIIIIII", ident, status, opcode, vendor, byte_len, imm, number, 0, 0, 0)
                 ctypes.memmove(wcs + i * v.WC_NBYTES, raw, len(raw))
             return n_taken
 
