@@ -90,8 +90,8 @@ class Fabric:
         self._queues: dict[int, Queue] = {}
         self._frames: list[tuple[int, int]] = []
         self._keep: list[Any] = [_POST(self._post_send), _POST(self._post_recv), _POLL(self._poll)]
-        addresses = [int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in self._keep]
-        self.functions = Functions(*addresses, keep=self._keep)
+        send, receive, poll = [int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in self._keep]
+        self.functions = Functions(send, receive, poll, keep=self._keep)
 
     # -- building ----------------------------------------------------------------------------------------------
 

@@ -245,8 +245,7 @@ def test_a_frame_is_not_believed(word: int, value: int, fault: Fault, text: str)
     def change(pair: Pair, request: Request) -> int:
         if request.nbytes > w.HEADER_NBYTES:
             changed.append(request)
-            header = np.frombuffer((ctypes.c_int64 * 8).from_address(request.src), np.int64)
-            header[word // 8] = value
+            ctypes.c_int64.from_address(request.src + word).value = value
         return 0
 
     fabric.kill_request = change
@@ -372,7 +371,7 @@ def test_random_traffic(seed: int) -> None:
                     ends,
                     f"{count} arrivals at {to} from {source}",
                 )
-            for key, target in targets.items():
-                assert (target == expected[key]).all()
+            for place, target in targets.items():
+                assert (target == expected[place]).all()
             for end in ends:
                 until(lambda end=end: end.flush() == OK, ends, "flush")  # type: ignore[misc]
