@@ -142,7 +142,7 @@ def _gid(port: Port, index: int | None, addresses: Sequence[str]) -> Gid | None:
         raise UnavailableError(
             f"RDMA port {port.name} has no RoCE v2 GID that can be routed: {port}",
             f"Give its interface an IP address (ip address add ADDRESS/LENGTH dev "
-            f"{next(iter(port.interfaces), 'INTERFACE')}), or set the GID's index to take a link-local one all the same",
+            f"{next(iter(port.interfaces), 'INTERFACE')}), or set the GID's index to use a link-local one all the same",
         )
     # False sorts first: what the routes use, then what was made from IPv4, then the order of the table.
     return min(routable, key=lambda gid: (gid.address not in addresses, not gid.is_ipv4, gid.index))

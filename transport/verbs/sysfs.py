@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,7 @@ class Card:
         if not self.verbs_path.exists():
             return (
                 f"{self.verbs_path} of {self.name} does not exist",
-                "In a container, pass it in: docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1",
+                "In a container, pass it: docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1",
             )
         if not os.access(self.verbs_path, os.R_OK | os.W_OK):
             return (
@@ -150,9 +151,14 @@ def _number(text: str, default: int = 0) -> int:
         return default
 
 
+def _natural(name: str) -> list[tuple[str, int]]:
+    """Sorts mlx5_2 before mlx5_10."""
+    return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name)]
+
+
 def _names(folder: Path) -> list[str]:
     try:
-        return sorted(os.listdir(folder), key=lambda name: (len(name), name))
+        return sorted(os.listdir(folder), key=_natural)
     except OSError:
         return []
 
