@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -42,14 +42,15 @@ class Loopback:
     compiled: bool = False
 
 
-def loopback_check(device: str | None = None, timeout_s: float = 10.0) -> Loopback:
+def loopback_check(device: str | None = None, *, settings: Settings | None = None, timeout_s: float = 10.0) -> Loopback:
     """Connects a port with itself and measures a signal.
 
     Args:
         device: as the setting takes it; None: the port that would be chosen.
+        settings: everything else that can be set.
         timeout_s: how long the connection may take.
     """
-    settings = Settings(device=device)
+    settings = replace(settings or Settings(), device=device)
     port = ""
     try:
         rails = open_rails(settings)

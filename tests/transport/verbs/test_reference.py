@@ -104,7 +104,7 @@ def test_completions(rig: Rig) -> None:
             vendor_err=0x88,
             byte_len=77,
             imm_data=0xFEDCBA98,
-            qp_num=0x123456,
+            qp_num=0x1234,
         )
         for i in range(5)
     ]
