@@ -1,0 +1,82 @@
+"""In the guest: the public conformance suite over real queue pairs, posted to by machine code and through pyverbs."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+
+from guest_rig import QUICK
+
+from gfkernels.transport.conformance import DRIVERS, Subject, checks_for
+from gfkernels.transport.table import Channels
+from gfkernels.transport.verbs.channels import VerbsChannels
+from gfkernels.transport.verbs.connect import connect
+from gfkernels.transport.verbs.loopback import in_threads
+from gfkernels.transport.verbs.rail import close_rails, open_rails
+from gfkernels.transport.verbs.settings import Settings
+
+
+class Meshes:
+    """Makes meshes of ranks in this process, and closes them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def mesh(self, size: int) -> Sequence[Channels]:
+        """All ranks, connected."""
+
+        def part(rank: int, exchange: object) -> VerbsChannels:
+            rails = open_rails(self._settings)
+            ends = connect(rank, size, exchange=exchange, rails=rails, settings=self._settings)  # type: ignore[arg-type]
+            release = ends.release
+
+            def close() -> None:
+                assert release is not None
+                release()
+                close_rails(rails)
+
+            ends.release = close
+            return ends
+
+        return in_threads(part, size)
+
+    @staticmethod
+    def leave(ends: Channels) -> None:
+        """In order."""
+        assert isinstance(ends, VerbsChannels)
+        ends.close()
+
+    @staticmethod
+    def crash(ends: Channels) -> None:
+        """Without a goodbye."""
+        assert isinstance(ends, VerbsChannels)
+        ends.close(leave=False)
+
+
+def main() -> int:
+    """0 where all checks pass."""
+    failed = 0
+    wanted = set(sys.argv[1:])
+    for name, reference in (("machine-code", False), ("pyverbs", True)):
+        meshes = Meshes(replace(QUICK, reference=reference))
+        subject = Subject(f"verbs-{name}", meshes.mesh, leave=meshes.leave, crash=meshes.crash, streamed=False)
+        for check in checks_for(subject):
+            if wanted and check.__name__ not in wanted:
+                continue
+            start = time.monotonic()
+            try:
+                check(subject, DRIVERS["compiled"])
+                verdict = "ok"
+            except Exception as error:
+                traceback.print_exc(file=sys.stdout)
+                verdict = f"FAILED ({error})"
+                failed += 1
+            print(f"{name}: {check.__name__}: {verdict}, {time.monotonic() - start:.1f} s", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""In the guest: ranks as processes, both ways to post: signals, frames, and writes into registered memory."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+from guest_rig import QUICK, descriptors, endpoint, finish, main, open_and_connect, run_ranks, wait_for
+
+from gfkernels.transport.conformance_rig import Bytes, Endpoint, noise
+from gfkernels.transport.table import AGAIN, OK
+from gfkernels.transport.verbs import words as w
+from gfkernels.transport.verbs.connect import Exchange, is_compiled
+from gfkernels.transport.verbs.settings import Settings
+
+SIZES = (1, 8, 4096, 8192, 8193, 65536, 300_001)
+TIMEOUT_S = 120.0
+
+
+def _progress(me: Endpoint, others: list[Endpoint]) -> None:
+    code = me.progress()
+    assert code >= 0, (code, [me.channels.explain(other.rank) for other in others])  # type: ignore[attr-defined]
+
+
+def _move(me: Endpoint, others: list[Endpoint], count: int, sources: list[Bytes], slots: list[int]) -> None:
+    """Puts `sources[peer]` into every peer's buffer 0 at this rank's slot, and waits for as much from each."""
+    pending = {other.rank: AGAIN for other in others}
+
+    def step() -> None:
+        for other in others:
+            if pending[other.rank] == AGAIN:
+                code = me.put(other, 2, sources[other.rank], 0, slots[me.rank])
+                assert code >= 0, me.channels.error(other.rank)  # type: ignore[attr-defined]
+                pending[other.rank] = code
+        _progress(me, others)
+
+    def done() -> bool:
+        return all(code == OK for code in pending.values()) and all(me.poll(other, 2) == count for other in others)
+
+    wait_for(done, step, TIMEOUT_S, f"message {count}")
+
+
+def _exercise(rank: int, size: int, exchange: Exchange, settings: Settings, *, register: bool) -> None:
+    before = descriptors()
+    ends, rails = open_and_connect(rank, size, exchange, settings)
+    assert is_compiled(ends) != settings.reference
+    device = rails[0].device
+    me = endpoint(ends)
+    others = [Endpoint(peer, ends, me.call) for peer in range(size) if peer != rank]
+    for call, nbytes in enumerate(SIZES, 1):
+        own = me.own(0, size * nbytes)
+        sources = [noise(nbytes, seed=100 * rank + peer) for peer in range(size)]
+        held = []
+        if register:
+            held = [device.register(int(array.ctypes.data), array.nbytes) for array in (own, *sources)]
+        me.begin(call)
+        _move(me, others, call, sources, [i * nbytes for i in range(size)])
+        for other in others:
+            got = own[other.rank * nbytes : (other.rank + 1) * nbytes]
+            assert (got == noise(nbytes, seed=100 * other.rank + rank)).all(), (rank, other.rank, nbytes)
+        me.check_guards()
+        wait_for(lambda: me.flush() == OK, me.progress, TIMEOUT_S, "flush")
+        exchange(None)  # a peer's write may still be on its way
+        for one in held:
+            one.close()
+    written = sum(int(words[w.POSTED // 8]) for links in ends.links.values() for words in links)
+    print(f"rank {rank} of {size}: {written} requests", flush=True)
+    # Many signals: far more than there are receives, so credits must flow.
+    me.begin(len(SIZES) + 1)
+    sent = np.zeros(size, np.int64)
+
+    def step() -> None:
+        for other in others:
+            if sent[other.rank] < 300 and me.put(other, 5, None) == OK:
+                sent[other.rank] += 1
+        _progress(me, others)
+
+    wait_for(lambda: all(sent[o.rank] == 300 and me.poll(o, 5) == 300 for o in others), step, TIMEOUT_S, "300 signals")
+    finish(ends, rails)
+    assert descriptors() == before, (before, descriptors())
+
+
+def _scenario(size: int, settings: Settings, *, register: bool) -> None:
+    run_ranks(lambda rank, exchange: _exercise(rank, size, exchange, settings, register=register), size)
+
+
+def two_ranks_frames() -> None:
+    """Nothing is registered."""
+    _scenario(2, QUICK, register=False)
+
+
+def two_ranks_writes() -> None:
+    """Long messages go straight into the peer's memory."""
+    _scenario(2, QUICK, register=True)
+
+
+def three_ranks_writes() -> None:
+    """Several links share a completion queue."""
+    _scenario(3, QUICK, register=True)
+
+
+def two_ranks_through_pyverbs() -> None:
+    """The same data path over the slow way."""
+    _scenario(2, replace(QUICK, reference=True), register=True)
+
+
+def mixed_ways() -> None:
+    """What travels does not depend on how it is posted."""
+
+    def part(rank: int, exchange: Exchange) -> None:
+        _exercise(rank, 3, exchange, replace(QUICK, reference=rank == 1), register=rank != 2)
+
+    run_ranks(part, 3)
+
+
+if __name__ == "__main__":
+    sys.exit(main(two_ranks_frames, two_ranks_writes, three_ranks_writes, two_ranks_through_pyverbs, mixed_ways))
