@@ -7,7 +7,6 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from fake_verbs import SLOT_NBYTES, Fabric, Pair, Request
 
