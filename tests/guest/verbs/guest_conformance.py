@@ -18,6 +18,9 @@ from gfkernels.transport.verbs.loopback import in_threads
 from gfkernels.transport.verbs.rail import close_rails, open_rails
 from gfkernels.transport.verbs.settings import Settings
 
+TOO_LARGE = frozenset({"offsets_above_2_31"})
+"""Needs more memory than the guest has; the same compiled code does it on the host, over an imitation."""
+
 
 class Meshes:
     """Makes meshes of ranks in this process, and closes them."""
@@ -64,7 +67,7 @@ def main() -> int:
         meshes = Meshes(replace(QUICK, reference=reference))
         subject = Subject(f"verbs-{name}", meshes.mesh, leave=meshes.leave, crash=meshes.crash, streamed=False)
         for check in checks_for(subject):
-            if wanted and check.__name__ not in wanted:
+            if check.__name__ not in wanted if wanted else check.__name__ in TOO_LARGE:
                 continue
             start = time.monotonic()
             try:

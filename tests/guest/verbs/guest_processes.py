@@ -72,11 +72,11 @@ def _exercise(rank: int, size: int, exchange: Exchange, settings: Settings, *, r
 
     def step() -> None:
         for other in others:
-            if sent[other.rank] < 300 and me.put(other, 5, None) == OK:
+            if sent[other.rank] < 300 and me.put(other, 3, None) == OK:
                 sent[other.rank] += 1
         _progress(me, others)
 
-    wait_for(lambda: all(sent[o.rank] == 300 and me.poll(o, 5) == 300 for o in others), step, TIMEOUT_S, "300 signals")
+    wait_for(lambda: all(sent[o.rank] == 300 and me.poll(o, 3) == 300 for o in others), step, TIMEOUT_S, "300 signals")
     finish(ends, rails)
     assert descriptors() == before, (before, descriptors())
 

@@ -125,7 +125,7 @@ def test_a_queue_that_is_too_large(card: Card) -> None:
 
 def test_a_device_that_cannot_be_opened(card: Card) -> None:
     card.fail["Context"] = errno.EACCES
-    with pytest.raises(UnavailableError, match="cannot be opened.*uverbs"):
+    with pytest.raises(UnavailableError, match=r"cannot be opened.*uverbs"):
         open_device("a")
     card.fail["PD"] = errno.ENOMEM
     with pytest.raises(UnavailableError, match="cannot be used"):
