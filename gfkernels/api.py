@@ -19,6 +19,7 @@ from gfkernels.communicator import Communicator, PersistentCall, start
 from gfkernels.communicator.site import graveyard, process_arena
 from gfkernels.config import Config
 from gfkernels.errors import UnavailableError, UsageError
+from gfkernels.transport.announced import announced
 
 _default: Communicator | None = None
 _world: World | None = None
@@ -222,14 +223,15 @@ class Registration:
         unregister(self.array)
 
 
-_registered: dict[tuple[int, int], list[Any]] = {}
+_registered: dict[tuple[int, int], list[tuple[Any, int]]] = {}
 
 
 def register(x: Any) -> Registration:
     """Announces ordinary memory that collectives will use many times.
 
     On one host this cannot make it shared: arrays from `gfkernels.empty` are faster. It checks that peers can reach the
-    array as it is, without a temporary; networks with RDMA will prepare it for their cards.
+    array as it is, without a temporary, and has RDMA cards that are or will be in use prepare it. Keep it registered
+    for as long as calls use it: registering takes a card milliseconds.
 
     Returns:
         A context manager that gives `x` and unregisters it at its end.
@@ -244,7 +246,8 @@ def register(x: Any) -> Registration:
             "immutable and travels through a temporary; register a contiguous array"
         )
     with _lock:
-        _registered.setdefault((array.address, array.nbytes), []).append(x)
+        key = announced.add(array.address, array.nbytes)
+        _registered.setdefault((array.address, array.nbytes), []).append((x, key))
     return Registration(x)
 
 
@@ -259,6 +262,6 @@ def unregister(x: Any) -> None:
         known = _registered.get((array.address, array.nbytes))
         if not known:
             raise UsageError(f"unregister: no array of {array.nbytes} bytes at {array.address:#x} is registered")
-        known.pop()
+        announced.remove(known.pop()[1])
         if not known:
             del _registered[array.address, array.nbytes]

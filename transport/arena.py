@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from gfkernels.errors import UsageError
 from gfkernels.transport import arena_map, arena_memory
+from gfkernels.transport.announced import announced
 from gfkernels.transport.arena_map import HUGE, PAGE
 from gfkernels.transport.arena_space import FreeSpace
 from gfkernels.types import DTYPES, DType, from_numpy
@@ -89,6 +90,7 @@ class Arena:
         self._lock = threading.Lock()
         self._returned: collections.deque[tuple[int, int]] = collections.deque()
         self._n_blocks = 0
+        self._keys: dict[int, int] = {}  # what blocks were announced as, by offset
         self._closing = False
         wanted = arena_map.default_size(n_local) if size is None else size
         self.fd, self.size, self.address = arena_map.create(wanted, shrink=size is None)
@@ -122,7 +124,9 @@ class Arena:
         except BaseException:
             self._give_back(offset, reserved)
             raise
-        return Block(self, offset, nbytes, reserved)
+        block = Block(self, offset, nbytes, reserved)
+        self._keys[offset] = announced.add(block.address, reserved)
+        return block
 
     def empty(self, shape: int | Sequence[int], dtype: str | DType | npt.DTypeLike = "float32") -> npt.NDArray[Any]:
         """An ordinary numpy array in the arena; its block is given back with its last view.
@@ -240,6 +244,8 @@ class Arena:
             try:
                 while self._returned:
                     offset, reserved = self._returned.popleft()
+                    # Before the pages change: a card would go on using the old ones.
+                    announced.remove(self._keys.pop(offset, -1))
                     arena_map.punch(self.fd, offset, reserved)
                     self._space.give(offset, reserved)
                     self._n_blocks -= 1

@@ -198,9 +198,8 @@ class Plane:
         words[Ctx.NEXT_PEERS] = self._words(MAX_LANES).ctypes.data
         words[Ctx.POINTERS] = self._words(operands).ctypes.data
         words[Ctx.COUNTS] = self._words(8).ctypes.data
-        words[Ctx.LANDINGS] = self._words(N_BUFFERS, 2).ctypes.data
+        words[Ctx.LANDINGS] = self._words(2, N_BUFFERS, 2).ctypes.data
         words[Ctx.TIMESPEC] = self._words(2).ctypes.data
-        words[Ctx.STAGE_NBYTES] = group.config.staging_bytes
         words[Ctx.SLICE_NS] = _SLICE_NS
         words[Ctx.SPIN_ROUNDS] = self.spin_rounds
         events = group.site.events.fds

@@ -103,8 +103,9 @@ class Program:
         group[Variant.LANE_STARTS] = starts.ctypes.data
         group[Variant.EXPECTS] = expects.ctypes.data if expects.any() else 0
         stage_nbytes = plan.stage_elements * self.wire_itemsize
+        # Without ENTER a rank may be calls ahead of those who read its STAGE, and one place keeps them in order.
+        group[Variant.WINDOW_NBYTES], group[Variant.N_WINDOWS] = stage_nbytes, 1
         if self.terrain.same_host and stage_nbytes:
-            # Without ENTER a rank may be calls ahead of those who read its STAGE, and one place keeps them in order.
             group[Variant.WINDOW_NBYTES], group[Variant.N_WINDOWS] = choose.stage_windows(
                 stage_nbytes, int(self.terrain.settings["staging_bytes"])
             )

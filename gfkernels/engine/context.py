@@ -118,8 +118,8 @@ class Ctx(IntEnum):
     SEQUENCE_WORD = 50
     """What the running call's header carries: SEQUENCE and ATTEMPT in one."""
     LANDINGS = 51
-    """Address of int64[N_BUFFERS][2] (address, nbytes): where a transport may put arriving bytes."""
-    STAGE_NBYTES = 52
+    """Address of int64[2][N_BUFFERS][2] (address, nbytes): where a transport may put arriving bytes; the second half,
+    all zeros, is for peers from which none come."""
     N_CALLS = 53
     """Calls finished."""
     STARTED_NS = 55

@@ -29,7 +29,7 @@ from gfkernels.native.jit import njit
 from gfkernels.native.libc import now_ns
 from gfkernels.native.memory import call4, load64, load_acquire, store64, store_release
 from gfkernels.transport.table import N_SLOTS, Slot
-from gfkernels.types import N_BUFFERS, Buffer
+from gfkernels.types import N_BUFFERS, N_CHANNELS, Buffer
 
 NEXT: Final = 1
 """The call goes on to its next phase."""
@@ -49,7 +49,7 @@ _STREAMS = 8 * int(Ctx.STREAMS)
 _ENTERED, _PEER, _HAS_CALLS = 8 * int(Ctx.ENTERED), 8 * int(Ctx.PEER), 8 * int(Ctx.HAS_CALLS)
 _STEPS, _SPANS, _N_LANES = 8 * int(Ctx.STEPS), 8 * int(Ctx.SPANS), 8 * int(Ctx.N_LANES)
 _EXPECTS, _PCS, _ENDS = 8 * int(Ctx.EXPECTS), 8 * int(Ctx.PCS), 8 * int(Ctx.ENDS)
-_NEXT_PEERS, _LANDINGS, _STAGE_NBYTES = 8 * int(Ctx.NEXT_PEERS), 8 * int(Ctx.LANDINGS), 8 * int(Ctx.STAGE_NBYTES)
+_NEXT_PEERS, _LANDINGS = 8 * int(Ctx.NEXT_PEERS), 8 * int(Ctx.LANDINGS)
 _IDLE, _EVENT, _MOVED = 8 * int(Ctx.IDLE), 8 * int(Ctx.EVENT), 8 * int(Ctx.MOVED)
 _RECENT = 8 * int(Ctx.RECENT)
 _SLICE_SINCE, _STARTED, _TIMESPEC = 8 * int(Ctx.SLICE_SINCE_NS), 8 * int(Ctx.STARTED_NS), 8 * int(Ctx.TIMESPEC)
@@ -131,22 +131,34 @@ def _place_own(ctx: int, prog: int, sequence: int, x: int, out: int) -> int:
 
 @njit
 def _begin_transport(ctx: int, prog: int, row: int, sequence: int) -> int:
-    landings = load64(ctx + _LANDINGS)
+    landings, expects = load64(ctx + _LANDINGS), load64(ctx + _EXPECTS)
     for buffer in range(N_BUFFERS):
         store64(landings + 16 * buffer, load64(row + 8 * buffer))
         store64(landings + 16 * buffer + 8, 0)
     store64(landings + 2 * _X + 8, load64(prog + _P_X_NBYTES))
     store64(landings + 2 * _OUT + 8, load64(prog + _P_OUT_NBYTES))
-    store64(landings + 2 * _STAGE + 8, load64(ctx + _STAGE_NBYTES))
+    store64(landings + 2 * _STAGE + 8, load64(prog + _P_VARIANTS + _STAGED * _VARIANT_NBYTES + _V_WINDOW_NBYTES))
+    nowhere = landings + 16 * N_BUFFERS
     for peer in range(load64(ctx + _SIZE)):
         slots = load64(ctx + _CHANNELS) + peer * _SLOTS_NBYTES
         function = load64(slots + _SLOT_BEGIN)
         if function != 0:
-            code = call4(function, load64(slots + _SLOT_STATE), sequence, load64(prog + _P_SIGNATURE), landings)
+            # From a rank that has no part in this one's plan nothing may come.
+            lands = landings if _sends(expects, peer) else nowhere
+            code = call4(function, load64(slots + _SLOT_STATE), sequence, load64(prog + _P_SIGNATURE), lands)
             if code < 0:
                 store64(ctx + _PEER, peer)
                 return code
     return NEXT
+
+
+@njit
+def _sends(expects: int, peer: int) -> bool:
+    arrivals = 0
+    if expects != 0:
+        for channel in range(N_CHANNELS):
+            arrivals += load64(expects + 8 * (peer * N_CHANNELS + channel))
+    return arrivals != 0
 
 
 @njit

@@ -129,8 +129,8 @@ class World:
         words[Ctx.BASES], words[Ctx.PCS] = self.bases[rank].ctypes.data, self.pcs[rank].ctypes.data
         words[Ctx.ENDS], words[Ctx.NEXT_PEERS] = self._words(MAX_LANES).ctypes.data, self.next_peers[rank].ctypes.data
         words[Ctx.POINTERS] = self._words(4 * size + 8).ctypes.data
-        words[Ctx.COUNTS], words[Ctx.LANDINGS] = self._words(8).ctypes.data, self._words(N_BUFFERS, 2).ctypes.data
-        words[Ctx.TIMESPEC], words[Ctx.STAGE_NBYTES] = self._words(2).ctypes.data, self.stage[rank].nbytes
+        words[Ctx.COUNTS], words[Ctx.LANDINGS] = self._words(8).ctypes.data, self._words(2, N_BUFFERS, 2).ctypes.data
+        words[Ctx.TIMESPEC] = self._words(2).ctypes.data
         words[Ctx.ABORT], words[Ctx.FDS] = self.aborts[rank].ctypes.data, self._words(4).ctypes.data
 
     # -- programs ----------------------------------------------------------------------------------------------

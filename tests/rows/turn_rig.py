@@ -109,13 +109,12 @@ class Rig:
             (Ctx.NEXT_PEERS, (MAX_LANES,)),
             (Ctx.POINTERS, (4 * size + 8,)),
             (Ctx.COUNTS, (8,)),
-            (Ctx.LANDINGS, (N_BUFFERS, 2)),
+            (Ctx.LANDINGS, (2, N_BUFFERS, 2)),
             (Ctx.TIMESPEC, (2,)),
             (Ctx.FDS, (1,)),
         ]
         for word, shape in shapes:
             words[word] = me.memory(*shape).ctypes.data
-        words[Ctx.STAGE_NBYTES] = STAGE_NBYTES
         return Terrain(me.rank, size, True, dict(self.settings), places, lambda _: int(me.scratch.ctypes.data))
 
     def request(self, collective: str, dtype: str, count: int, **more: Any) -> list[Program]:

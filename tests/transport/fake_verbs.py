@@ -90,14 +90,12 @@ class Fabric:
         self._queues: dict[int, Queue] = {}
         self._frames: list[tuple[int, int]] = []
         self._keep: list[Any] = [_POST(self._post_send), _POST(self._post_recv), _POLL(self._poll)]
-        addresses = [int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in self._keep]
-        self.functions = Functions(*addresses, keep=self._keep)
+        send, receive, poll = [int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in self._keep]
+        self.functions = Functions(send, receive, poll, keep=self._keep)
 
     # -- building ----------------------------------------------------------------------------------------------
 
-    def mesh(
-        self, size: int, *, n_rails: int = 1, registered: Iterable[int] = ()
-    ) -> list[VerbsChannels]:
+    def mesh(self, size: int, *, n_rails: int = 1, registered: Iterable[int] = ()) -> list[VerbsChannels]:
         """All ranks' ends, connected; all memory of the ranks in `registered` counts as registered."""
         regions = [[Regions() for _ in range(n_rails)] for _ in range(size)]
         for rank in set(registered) & set(range(size)):
@@ -229,7 +227,8 @@ class Fabric:
             n_taken = min(n, len(queue.entries))
             for i in range(n_taken):
                 ident, status, opcode, byte_len, imm, number = queue.entries.popleft()
-                raw = struct.pack("<qiiIIIIIII", ident, status, opcode, 0x77 if status else 0, byte_len, imm, number, 0, 0, 0)
+                vendor = 0x77 if status else 0
+                raw = struct.pack("<qiiIIIIIII", ident, status, opcode, vendor, byte_len, imm, number, 0, 0, 0)
                 ctypes.memmove(wcs + i * v.WC_NBYTES, raw, len(raw))
             return n_taken
 

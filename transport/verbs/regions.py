@@ -24,7 +24,7 @@ class Regions:
 
     def __init__(self) -> None:
         self._words: npt.NDArray[np.int64] = np.zeros(1 + _WORDS * MAX_REGIONS, np.int64)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may take a row out while this thread adds one
         self._free: list[int] = []
 
     @property
