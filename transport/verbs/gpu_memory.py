@@ -80,7 +80,10 @@ def _probe_dmabuf(device: Device) -> str | None:
     except verbs.Error as error:
         code = error_code(error)
         if code != errno.EBADF:
-            return f"{device.name} cannot register one ({os.strerror(code) if code else error}): needs Linux 5.12"
+            return (
+                f"the driver of {device.name} takes none ({os.strerror(code) if code else error}); those of "
+                "ConnectX-4 and later do, from Linux 5.12 on"
+            )
     cuda = _cuda()
     if cuda is None:
         return "there is no CUDA driver (libcuda.so.1)"
