@@ -51,7 +51,8 @@ def _move(me: Endpoint, others: list[Endpoint], call: int, sources: list[Bytes],
     wait_for(done, step, TIMEOUT_S, f"message {call}")
 
 
-def _exercise(rank: int, size: int, exchange: Exchange, settings: Settings, *, register: bool) -> None:
+def exercise(rank: int, size: int, exchange: Exchange, settings: Settings, *, register: bool) -> None:
+    """All that a rank can do with its peers: messages of many lengths, credits, leaving, and nothing left open."""
     before = descriptors()
     ends, rails = open_and_connect(rank, size, exchange, settings)
     assert is_compiled(ends) != settings.reference
@@ -97,7 +98,7 @@ def _exercise(rank: int, size: int, exchange: Exchange, settings: Settings, *, r
 
 
 def _scenario(size: int, settings: Settings, *, register: bool) -> None:
-    run_ranks(lambda rank, exchange: _exercise(rank, size, exchange, settings, register=register), size)
+    run_ranks(lambda rank, exchange: exercise(rank, size, exchange, settings, register=register), size)
 
 
 def two_ranks_frames() -> None:
@@ -124,7 +125,7 @@ def mixed_ways() -> None:
     """What travels does not depend on how it is posted."""
 
     def part(rank: int, exchange: Exchange) -> None:
-        _exercise(rank, 3, exchange, replace(QUICK, reference=rank == 1), register=rank != 2)
+        exercise(rank, 3, exchange, replace(QUICK, reference=rank == 1), register=rank != 2)
 
     run_ranks(part, 3)
 
