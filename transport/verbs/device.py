@@ -147,7 +147,8 @@ class Device:
     def _refused(self, error: Exception, address: int, nbytes: int) -> Exception:
         where = f"{nbytes:,} bytes at {address:#x} with RDMA device {self.name}"
         code = error_code(error)
-        if code == errno.EFAULT:
+        # Of unmapped memory, some kernels and libraries say that there is not enough.
+        if code == errno.EFAULT or (code == errno.ENOMEM and not _is_writable(address, nbytes)):
             return UsageError(
                 f"cannot register {where}: they are read-only, or not all of them are mapped. Pass writable memory"
             )
@@ -193,7 +194,8 @@ class Device:
             self.users -= 1
             if self.users > 0:
                 return
-            _opened.pop(self.name, None)
+            if _opened.get(self.name) is self:
+                del _opened[self.name]
         self._destroy()
 
     def _forget(self, child: Owned) -> None:
@@ -240,6 +242,20 @@ def _event_fds() -> set[int]:
         except OSError:
             continue
     return found
+
+
+def _is_writable(address: int, nbytes: int) -> bool:
+    """Whether all of it is mapped for writing."""
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, modes = line.split(maxsplit=2)[:2]
+            start, end = (int(bound, 16) for bound in span.split("-"))
+            if start <= address < end and "w" in modes:
+                nbytes -= end - address
+                address = end
+                if nbytes <= 0:
+                    return True
+    return False
 
 
 _warned = False

@@ -18,6 +18,9 @@ from gfkernels.transport.verbs.loopback import in_threads
 from gfkernels.transport.verbs.rail import close_rails, open_rails
 from gfkernels.transport.verbs.settings import Settings
 
+TOO_LARGE = frozenset({"offsets_above_2_31", "counts_above_2_32"})
+"""Need more memory than the guest has; the same compiled code does them on the host, over an imitation."""
+
 
 class Meshes:
     """Makes meshes of ranks in this process, and closes them."""
@@ -49,12 +52,6 @@ class Meshes:
         assert isinstance(ends, VerbsChannels)
         ends.close()
 
-    @staticmethod
-    def crash(ends: Channels) -> None:
-        """Without a goodbye."""
-        assert isinstance(ends, VerbsChannels)
-        ends.close(leave=False)
-
 
 def main() -> int:
     """0 where all checks pass."""
@@ -62,9 +59,10 @@ def main() -> int:
     wanted = set(sys.argv[1:])
     for name, reference in (("machine-code", False), ("pyverbs", True)):
         meshes = Meshes(replace(QUICK, reference=reference))
-        subject = Subject(f"verbs-{name}", meshes.mesh, leave=meshes.leave, crash=meshes.crash, streamed=False)
+        # No `crash`: a card says nothing of a peer that died while nothing was sent to it. The engine watches it.
+        subject = Subject(f"verbs-{name}", meshes.mesh, leave=meshes.leave, streamed=False)
         for check in checks_for(subject):
-            if wanted and check.__name__ not in wanted:
+            if check.__name__ not in wanted if wanted else check.__name__ in TOO_LARGE:
                 continue
             start = time.monotonic()
             try:

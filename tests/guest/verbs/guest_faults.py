@@ -1,4 +1,4 @@
-"""In the guest: what goes wrong while ranks are connected, and what each of them is told; each fault is seen to be hit."""
+"""In the guest: what goes wrong between connected ranks, and what each is told; each fault is seen to be hit."""
 
 from __future__ import annotations
 

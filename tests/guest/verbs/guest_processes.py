@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from guest_rig import QUICK, descriptors, endpoint, finish, main, open_and_connect, run_ranks, wait_for
@@ -13,6 +17,7 @@ from gfkernels.transport.table import AGAIN, OK
 from gfkernels.transport.verbs import words as w
 from gfkernels.transport.verbs.connect import Exchange, is_compiled
 from gfkernels.transport.verbs.settings import Settings
+from gfkernels.types import N_CHANNELS
 
 SIZES = (1, 8, 4096, 8192, 8193, 65536, 300_001)
 TIMEOUT_S = 120.0
@@ -23,29 +28,34 @@ def _progress(me: Endpoint, others: list[Endpoint]) -> None:
     assert code >= 0, (code, [me.channels.explain(other.rank) for other in others])  # type: ignore[attr-defined]
 
 
-def _move(me: Endpoint, others: list[Endpoint], count: int, sources: list[Bytes], slots: list[int]) -> None:
+def _move(me: Endpoint, others: list[Endpoint], call: int, sources: list[Bytes], slots: list[int]) -> None:
     """Puts `sources[peer]` into every peer's buffer 0 at this rank's slot, and waits for as much from each."""
+    channel, count = call % N_CHANNELS, (call - 1) // N_CHANNELS + 1
+    if channel == 0:
+        count = call // N_CHANNELS
     pending = {other.rank: AGAIN for other in others}
 
     def step() -> None:
         for other in others:
             if pending[other.rank] == AGAIN:
-                code = me.put(other, 2, sources[other.rank], 0, slots[me.rank])
+                code = me.put(other, channel, sources[other.rank], 0, slots[me.rank])
                 assert code >= 0, me.channels.error(other.rank)  # type: ignore[attr-defined]
                 pending[other.rank] = code
         _progress(me, others)
 
     def done() -> bool:
-        return all(code == OK for code in pending.values()) and all(me.poll(other, 2) == count for other in others)
+        return all(code == OK for code in pending.values()) and all(
+            me.poll(other, channel) == count for other in others
+        )
 
-    wait_for(done, step, TIMEOUT_S, f"message {count}")
+    wait_for(done, step, TIMEOUT_S, f"message {call}")
 
 
-def _exercise(rank: int, size: int, exchange: Exchange, settings: Settings, *, register: bool) -> None:
+def exercise(rank: int, size: int, exchange: Exchange, settings: Settings, *, register: bool) -> None:
+    """All that a rank can do with its peers: messages of many lengths, credits, leaving, and nothing left open."""
     before = descriptors()
     ends, rails = open_and_connect(rank, size, exchange, settings)
     assert is_compiled(ends) != settings.reference
-    device = rails[0].device
     me = endpoint(ends)
     others = [Endpoint(peer, ends, me.call) for peer in range(size) if peer != rank]
     for call, nbytes in enumerate(SIZES, 1):
@@ -53,7 +63,8 @@ def _exercise(rank: int, size: int, exchange: Exchange, settings: Settings, *, r
         sources = [noise(nbytes, seed=100 * rank + peer) for peer in range(size)]
         held = []
         if register:
-            held = [device.register(int(array.ctypes.data), array.nbytes) for array in (own, *sources)]
+            arrays = (own, *sources)
+            held = [rail.device.register(int(a.ctypes.data), a.nbytes) for rail in rails for a in arrays]
         me.begin(call)
         _move(me, others, call, sources, [i * nbytes for i in range(size)])
         for other in others:
@@ -66,23 +77,28 @@ def _exercise(rank: int, size: int, exchange: Exchange, settings: Settings, *, r
             one.close()
     written = sum(int(words[w.POSTED // 8]) for links in ends.links.values() for words in links)
     print(f"rank {rank} of {size}: {written} requests", flush=True)
+    before_signals = [me.poll(other, 3) for other in others]
     # Many signals: far more than there are receives, so credits must flow.
     me.begin(len(SIZES) + 1)
     sent = np.zeros(size, np.int64)
 
     def step() -> None:
         for other in others:
-            if sent[other.rank] < 300 and me.put(other, 5, None) == OK:
+            if sent[other.rank] < 300 and me.put(other, 3, None) == OK:
                 sent[other.rank] += 1
         _progress(me, others)
 
-    wait_for(lambda: all(sent[o.rank] == 300 and me.poll(o, 5) == 300 for o in others), step, TIMEOUT_S, "300 signals")
+    def done() -> bool:
+        arrived = [me.poll(other, 3) - first for other, first in zip(others, before_signals, strict=True)]
+        return all(sent[other.rank] == 300 for other in others) and arrived == [300] * len(others)
+
+    wait_for(done, step, TIMEOUT_S, "300 signals")
     finish(ends, rails)
     assert descriptors() == before, (before, descriptors())
 
 
 def _scenario(size: int, settings: Settings, *, register: bool) -> None:
-    run_ranks(lambda rank, exchange: _exercise(rank, size, exchange, settings, register=register), size)
+    run_ranks(lambda rank, exchange: exercise(rank, size, exchange, settings, register=register), size)
 
 
 def two_ranks_frames() -> None:
@@ -109,10 +125,37 @@ def mixed_ways() -> None:
     """What travels does not depend on how it is posted."""
 
     def part(rank: int, exchange: Exchange) -> None:
-        _exercise(rank, 3, exchange, replace(QUICK, reference=rank == 1), register=rank != 2)
+        exercise(rank, 3, exchange, replace(QUICK, reference=rank == 1), register=rank != 2)
 
     run_ranks(part, 3)
 
 
+def two_rails() -> None:
+    """Lanes are spread over two devices."""
+    for command in (
+        "ip link add eth9 type dummy",
+        "ip link set eth9 up",
+        "ip addr add 10.79.0.1/24 dev eth9",
+        "rdma link add rxe9 type rxe netdev eth9",
+    ):
+        subprocess.run(command.split(), check=True)
+    name = next(path.name for path in Path("/sys/class/infiniband_verbs").iterdir() if _ibdev(path) == "rxe9")
+    node = Path("/dev/infiniband", name)
+    if not node.exists():  # there is no udev
+        major, minor = Path("/sys/class/infiniband_verbs", name, "dev").read_text().split(":")
+        os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(int(major), int(minor)))
+    _scenario(2, replace(QUICK, device="rxe0,rxe9"), register=True)
+    _scenario(2, replace(QUICK, device="rxe9:1,rxe0"), register=False)
+
+
+def _ibdev(path: Path) -> str:
+    try:
+        return (path / "ibdev").read_text().strip()
+    except OSError:
+        return ""
+
+
 if __name__ == "__main__":
-    sys.exit(main(two_ranks_frames, two_ranks_writes, three_ranks_writes, two_ranks_through_pyverbs, mixed_ways))
+    sys.exit(
+        main(two_ranks_frames, two_ranks_writes, three_ranks_writes, two_ranks_through_pyverbs, mixed_ways, two_rails)
+    )

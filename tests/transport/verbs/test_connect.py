@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fake_pyverbs import ENUMS, Card
@@ -197,7 +197,7 @@ def test_no_more_is_asked_for_than_is_outstanding(device: Device, card: Card) ->
 
 def test_a_silent_peer_is_named_with_both_ends(device: Device) -> None:
     class Silent:
-        links: dict[int, object] = {1: [], 2: []}
+        links: ClassVar[dict[int, object]] = {1: [], 2: []}
 
         def probe(self, timeout_s: float) -> list[int]:
             return [1, 2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import mmap
 import os
 from collections.abc import Iterator
 
@@ -28,9 +29,11 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     assert not module._opened
 
 
+_KEPT = np.zeros(1 << 16, np.uint8)
+
+
 def _array(nbytes: int = 8192) -> tuple[int, int]:
-    array = np.zeros(nbytes, np.uint8)
-    return int(array.ctypes.data), nbytes
+    return int(_KEPT.ctypes.data), nbytes
 
 
 def test_shared_in_the_process(card: Card) -> None:
@@ -104,6 +107,18 @@ def test_refused_memory(card: Card, code: int, kind: type[Exception], text: str)
     device.close()
 
 
+def test_what_is_not_mapped_is_not_a_question_of_limits(card: Card) -> None:
+    device = open_device("a")
+    card.fail["MR"] = errno.ENOMEM
+    with pytest.raises(UsageError, match="not all of them are mapped"):
+        device.register(4096, 4096)
+    read_only = mmap.mmap(-1, 8192, prot=mmap.PROT_READ)
+    card.fail["MR"] = errno.ENOMEM
+    with pytest.raises(UsageError, match="read-only"):
+        device.register(int(np.frombuffer(read_only, np.uint8).ctypes.data), 8192)
+    device.close()
+
+
 def test_memlock_is_checked_before(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memlock, "memlock", lambda: memlock.Memlock(4096, 0, False))
     device = open_device("a")
@@ -125,7 +140,7 @@ def test_a_queue_that_is_too_large(card: Card) -> None:
 
 def test_a_device_that_cannot_be_opened(card: Card) -> None:
     card.fail["Context"] = errno.EACCES
-    with pytest.raises(UnavailableError, match="cannot be opened.*uverbs"):
+    with pytest.raises(UnavailableError, match=r"cannot be opened.*uverbs"):
         open_device("a")
     card.fail["PD"] = errno.ENOMEM
     with pytest.raises(UnavailableError, match="cannot be used"):
