@@ -220,9 +220,41 @@ class Config:
     )
     verbs_device: str | None = _setting(
         None,
-        "RDMA device, such as mlx5_0 or rxe0; unset: by route.",
-        (_text, "a device's name"),
+        "RDMA device, such as mlx5_0, one port of it (mlx5_0:1), or several rails (mlx5_0,mlx5_1); unset: by route.",
+        (_text, "names of devices"),
         optional=True,
+    )
+    verbs_gid_index: int | None = _setting(
+        None,
+        "Row of the RDMA port's GID table; unset: RoCE takes a routable one, InfiniBand none within a subnet.",
+        _integer(0, 65535),
+        optional=True,
+    )
+    verbs_timeout: int = _setting(
+        18,
+        "A packet that was not acknowledged is sent again after 4.096 µs times two to this power; 18: after 1.1 s.",
+        _integer(1, 31),
+    )
+    verbs_retry_count: int = _setting(
+        6,
+        "How often it is sent again before the peer counts as lost. 7 is left out: some cards take it for: for ever.",
+        _integer(0, 6),
+    )
+    verbs_traffic_class: int = _setting(
+        0,
+        "Traffic class of RoCE packets, for switches with flow control by priority: DSCP in the upper six bits.",
+        _integer(0, 255),
+    )
+    verbs_service_level: int = _setting(
+        0,
+        "Service level of InfiniBand packets.",
+        _integer(0, 15),
+    )
+    verbs_path: str = _setting(
+        "compiled",
+        "compiled: messages are posted and polled by machine code, where its pointers can be verified. pyverbs: "
+        "through the interpreter, many times slower, to compare with.",
+        _choice("compiled", "pyverbs"),
     )
     ptrace: str = _setting(
         "auto",

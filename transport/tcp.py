@@ -108,6 +108,9 @@ class TcpChannels(Channels):
         self.block_fds.clear()
         self.table[:] = 0
 
+    def sever(self) -> None:
+        """Nothing to be done: bytes land only where a running call of this rank receives."""
+
     def close_in_child(self) -> None:
         """Gives up a forked child's copies of the sockets; the parent's connections go on."""
         self.close(leave=False)

@@ -57,7 +57,7 @@ class Row:
         loop_us: per call, of many in a row; None where that was not measured.
         wrong: elements, over all ranks, that are not what they must be; None where that was not checked.
         plan, plan_hash: what ours followed.
-        path: how ours reached the peers' memory: "registered", "cma", "staged", "inline" or "tcp".
+        path: how ours reached the peers' memory: "registered", "cma", "staged", "inline", "verbs" or "tcp".
     """
 
     case: Case

@@ -178,6 +178,7 @@ class Failure:
             return
         self.cause = error
         core.plane.refuse()
+        core.plane.sever()
         extra = {"lost": error.rank} if isinstance(error, PeerLostError) else {}
         self._tell(type(error).__name__, self._reason(error, program), extra)
         core.site.events.post({"event": "out", "comm": core.name, "rank": core.rank}, core.others)

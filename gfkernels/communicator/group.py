@@ -30,7 +30,7 @@ class CallInfo:
         request: the call, for people.
         plan_name: the algorithm, such as "direct.registered" or "ring".
         plan_hash: 16 hexadecimal digits, the same on all ranks.
-        path: "registered", "cma", "staged", "inline" or "tcp": how bytes reached the peers.
+        path: "registered", "cma", "staged", "inline", "verbs" or "tcp": how bytes reached the peers.
     """
 
     request: str
@@ -83,7 +83,7 @@ class Group:
 
     @property
     def transport(self) -> str:
-        """What carries this group: "shm" (also cross-memory attach where it works), "cma", "tcp", or "self"."""
+        """What carries this group: "shm" (cross-memory attach as well where it works), "cma", "verbs", "tcp", "self"."""
         return "self" if self._core is None else self._core.plane.transport
 
     @property
@@ -111,7 +111,9 @@ class Group:
         plan = program.plan(kind)
         _, _, variant = plan.name.partition(".")
         path = variant or kind.name.lower()
-        return CallInfo(str(program.request), plan.name, plan.hash, path if core.plane.same_host else "tcp")
+        return CallInfo(
+            str(program.request), plan.name, plan.hash, path if core.plane.same_host else core.plane.transport
+        )
 
     # -- running -----------------------------------------------------------------------------------------------
 

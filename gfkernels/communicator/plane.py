@@ -22,11 +22,13 @@ from gfkernels.config import Config
 from gfkernels.engine.context import HEADER_NBYTES, MAX_LANES, N_CTX_WORDS, Ctx, Kind
 from gfkernels.errors import PeerLostError, TransportError
 from gfkernels.native.libc import publish
+from gfkernels.transport.announced import announced
 from gfkernels.transport.arena import Block
 from gfkernels.transport.table import N_SLOTS, Channels, Fault, Slot
 from gfkernels.types import N_BUFFERS, N_CHANNELS, Buffer
 
 if TYPE_CHECKING:
+    from gfkernels.communicator.network import Connections
     from gfkernels.transport.cma import CmaState
 
 _LINE: Final = 64
@@ -63,7 +65,7 @@ class Plane:
         words: the context (`Ctx`).
         ctx: its address.
         terrain: what plans depend on.
-        transport: "shm", "cma" or "tcp": what carries this group.
+        transport: "shm", "cma", "verbs" or "tcp": what carries this group.
         same_host: whether calls begin with ENTER through shared memory.
     """
 
@@ -76,7 +78,8 @@ class Plane:
         self._keep: list[Any] = []
         self._block: Block | None = None
         self._aborts: dict[int, int] = {}
-        self._tcp: Any = None
+        self._connections: Connections | None = None
+        self._stage_key = -1
         self._cma_state: CmaState | None = None
         self._scratch: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._pid = os.getpid()
@@ -85,9 +88,9 @@ class Plane:
         self.stages = self._words(size)
         # On one host these become the least of all ranks': peers reach into each other's.
         self._inline_bytes, self._staging_bytes = group.config.inline_bytes, group.config.staging_bytes
+        self.transport = "cma" if group.config.transport == "cma" else "shm"
         channels = self._shared() if self.same_host else self._connected()
         self.channels: Channels = channels
-        self.transport = "tcp" if not self.same_host else ("cma" if group.config.transport == "cma" else "shm")
         self._fill(channels)
         config = group.config
         settings: dict[str, Any] = {
@@ -162,24 +165,17 @@ class Plane:
         self._cma_state = state
 
     def _connected(self) -> Channels:
-        """TCP between all members; STAGE is private memory."""
-        from gfkernels.bootstrap import interface_addresses
-        from gfkernels.transport import tcp_connect
+        """A network between all members; STAGE is private memory."""
+        from gfkernels.communicator import network
 
         group, config = self.group, self.group.config
         stage: npt.NDArray[np.uint8] = np.zeros(config.staging_bytes + _PAGE, np.uint8)
         self._keep.append(stage)
-        self.stages[group.rank] = _pages(int(stage.ctypes.data))
-        channels = tcp_connect.connect(
-            group.rank,
-            group.size,
-            exchange=group.exchange,
-            secret=group.site.session.secret,
-            addresses=[address for _, address in interface_addresses(config.interface)],
-            bind=config.bind_address,
-            timeout_s=config.connect_timeout_s,
+        self.stages[group.rank] = at = _pages(int(stage.ctypes.data))
+        self.transport, channels, self._connections = network.connect(
+            group.rank, group.size, group.site, config, group.exchange
         )
-        self._tcp = channels
+        self._stage_key = announced.add(at, config.staging_bytes)
         abort = self._words(8)
         self.words[Ctx.ABORT] = abort.ctypes.data
         return channels
@@ -236,6 +232,11 @@ class Plane:
         """From now on every call is refused at once."""
         self.words[Ctx.REFUSE] = _BROKEN
 
+    def sever(self) -> None:
+        """Nothing that is under way in a network lands here any more; the engine stands still in a call that failed."""
+        if self._connections is not None and not self.forked:
+            self._connections.sever()
+
     @property
     def forked(self) -> bool:
         """Whether this is a forked child's copy."""
@@ -253,14 +254,15 @@ class Plane:
             text = self._cma_state.explain()
             error = PeerLostError(text, peer) if fault is Fault.PEER_LOST else TransportError(text)
             return fault, peer, error
-        if self._tcp is not None:
-            error = self._tcp.error(peer)
-            return fault, peer, error
+        if self._connections is not None:
+            return fault, peer, self._connections.error(peer)
         return fault, peer, TransportError(f"the transport to rank {peer} reported {fault.name}")
 
     def mismatched_call(self, peer: int) -> int:
         """After `Fault.MISMATCH`: the number of the call in which `peer` asked for something else."""
-        return int(self.words[Ctx.SEQUENCE]) if self._tcp is None else self._tcp.mismatched_call(peer)
+        if self._connections is None:
+            return int(self.words[Ctx.SEQUENCE])
+        return self._connections.mismatched_call(peer)
 
     def close(self, *, leave: bool, is_safe: Callable[[], bool]) -> None:
         """Lets go of connections and memory; what peers may still touch is kept until `is_safe()`."""
@@ -268,8 +270,9 @@ class Plane:
             return
         self._closed = True
         self.refuse()
-        if self._tcp is not None and not self.forked:
-            self._tcp.close(timeout_s=2.0, leave=leave)
+        if self._connections is not None and not self.forked:
+            self._connections.close(timeout_s=2.0, leave=leave)
+            announced.remove(self._stage_key)
         if self._block is not None and not self.forked:
             graveyard.bury(is_safe, self._block)
         self._block = None
@@ -294,9 +297,9 @@ _planes: weakref.WeakSet[Plane] = weakref.WeakSet()
 def _disarm_in_child() -> None:
     for plane in list(_planes):
         plane.words[Ctx.REFUSE] = _FORKED
-        if plane._tcp is not None:
+        if plane._connections is not None:
             with contextlib.suppress(Exception):
-                plane._tcp.close_in_child()
+                plane._connections.close_in_child()
 
 
 if hasattr(os, "register_at_fork"):

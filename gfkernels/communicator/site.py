@@ -7,18 +7,21 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from gfkernels.bootstrap import Session
+from gfkernels.bootstrap import Session, interface_addresses
 from gfkernels.communicator.events import Events
 from gfkernels.config import Config
 from gfkernels.errors import ConnectError, UnavailableError
 from gfkernels.trace import log
 from gfkernels.transport.arena import Arena, Block
 from gfkernels.transport.arena_peers import PeerArenas
+
+if TYPE_CHECKING:
+    from gfkernels.transport.verbs.rail import Rail
 
 _SITE_NBYTES: Final = 4096
 _LEFT: Final = 0
@@ -50,6 +53,9 @@ class Site:
         whys: what was passed over, and why.
         cma_reason: why cross-memory attach cannot be used; "": it can.
         pids: by world rank, as seen here.
+        rdma_hoped: whether all ranks' hosts have RDMA devices, or RDMA was asked for.
+        elsewhere: addresses of other ranks' hosts.
+        rails: the RDMA ports in use, or why there are none; None: not looked for.
     """
 
     session: Session
@@ -61,6 +67,9 @@ class Site:
     whys: list[str] = field(default_factory=list)
     cma_reason: str = "not looked for"
     pids: list[int] = field(default_factory=list)
+    rdma_hoped: bool = False
+    elsewhere: list[str] = field(default_factory=list)
+    rails: list[Rail] | UnavailableError | None = None
     _peers: PeerArenas | None = None
     _block: Block | None = None
     _left_words: npt.NDArray[np.int64] | None = None
@@ -95,6 +104,11 @@ class Site:
         self.events.close()
         if self._peers is not None:
             self._peers.close()
+        if isinstance(self.rails, list):
+            from gfkernels.transport.verbs.rail import close_rails
+
+            close_rails(self.rails)
+            self.rails = None
         self.addresses = []
 
 
@@ -109,18 +123,35 @@ def open_site(session: Session, config: Config) -> Site:
     site = Site(session, config, arena, Events(session))
     if session.world.size == 1:
         return site
-    if config.transport == "verbs":
-        raise UnavailableError("transport=verbs is not part of this release", 'Use transport="auto" or "tcp"')
-    if config.transport == "tcp":
-        site.whys.append("shared memory: transport=tcp was asked for")
+    if config.transport in ("tcp", "verbs"):
+        site.whys.append(f"shared memory: transport={config.transport} was asked for")
     elif len(hosts.groups) > 1:
         _pass_over(site, "shm", f"the ranks run on {len(hosts.groups)} hosts")
     else:
         _share_memory(site)
     if site.shares_memory:
         _probe_cma(site)
+    elif config.transport in ("auto", "verbs"):
+        _hope_for_rdma(site)
     _watch_processes(site)
     return site
+
+
+def _hope_for_rdma(site: Site) -> None:
+    """Finds out whether trying is worth anything: whether all ranks see a device."""
+    from gfkernels.transport.verbs import sysfs
+
+    identities = site.session.hosts.identities
+    addresses = [address for _, address in interface_addresses(site.config.interface)]
+    told = site.exchange({"addresses": addresses, "cards": [card.name for card in sysfs.scan()]}, "rdma")
+    here = identities[site.rank].boot_id
+    others = [fact for rank, fact in enumerate(told) if identities[rank].boot_id != here]
+    site.elsewhere = [address for fact in others for address in fact["addresses"] if address not in addresses]
+    without = [rank for rank, fact in enumerate(told) if not fact["cards"]]
+    site.rdma_hoped = site.config.transport == "verbs" or not without
+    if not site.rdma_hoped:
+        site.whys.append(f"verbs: no RDMA device on the host of rank {without[0]}")
+        log.info("verbs is not used: there is no RDMA device on the host of rank %d", without[0])
 
 
 def _pass_over(site: Site, name: str, why: str) -> None:

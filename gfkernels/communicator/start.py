@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gfkernels import engine, kernels
 from gfkernels.bootstrap import World, connect
 from gfkernels.communicator.communicator import Communicator
 from gfkernels.communicator.site import graveyard, open_site
 from gfkernels.config import Config
 from gfkernels.trace import configure, log
+from gfkernels.transport.verbs import sysfs
 
 
 def _load_shared() -> None:
@@ -15,10 +18,24 @@ def _load_shared() -> None:
     from gfkernels.transport import cma, shm  # noqa: F401
 
 
-def _load_all() -> None:
+def _load_tcp() -> None:
     from gfkernels.transport import tcp  # noqa: F401
 
     _load_shared()
+
+
+def _load_all() -> None:
+    from gfkernels.transport.verbs import channels  # noqa: F401
+
+    _load_tcp()
+
+
+def _what_to_load(world: World, config: Config) -> tuple[str, Callable[[], None]]:
+    if config.transport != "verbs" and config.transport != "tcp" and world.single_host:
+        return "host", _load_shared
+    if config.transport == "verbs" or (config.transport == "auto" and sysfs.scan()):
+        return "rdma", _load_all
+    return "network", _load_tcp
 
 
 def start(world: World, config: Config) -> Communicator:
@@ -31,9 +48,7 @@ def start(world: World, config: Config) -> Communicator:
     graveyard.reap()
     if world.size > 1:
         # Before the ranks meet: on a cold cache the others wait for the lock, not for the deadline of a call.
-        by_network = config.transport == "tcp" or not world.single_host
-        name, load = ("network", _load_all) if by_network else ("host", _load_shared)
-        engine.prepare(kernels.compile_lock, name, load)
+        engine.prepare(kernels.compile_lock, *_what_to_load(world, config))
     session = connect(world, config)
     try:
         site = open_site(session, config)

@@ -88,11 +88,13 @@ class VerbsChannels(Channels):
     Attributes:
         rank: this rank.
         links: by peer, the records of its links as int64 words.
-        release: closes queue pairs and memory, moving them to ERR first; called once.
+        stop: moves all queue pairs to ERR: nothing that peers send lands any more.
+        release: closes queue pairs and memory; called once.
     """
 
     rank: int = -1
     links: dict[int, list[npt.NDArray[np.int64]]] = field(default_factory=dict)
+    stop: Callable[[], None] | None = None
     release: Callable[[], None] | None = None
 
     def _faulty(self, peer: int) -> npt.NDArray[np.int64]:
@@ -159,11 +161,22 @@ class VerbsChannels(Channels):
         """
         if leave and self.links:
             self._say_goodbye(time.monotonic() + timeout_s)
-        release, self.release = self.release, None
+        release, self.release, self.stop = self.release, None, None
         self.links = {}
         self.table[:] = 0
         if release is not None:
             release()
+
+    def sever(self) -> None:
+        """After a failure: nothing that is under way may land in this rank's memory any more."""
+        if self.stop is not None:
+            self.stop()
+
+    def close_in_child(self) -> None:
+        """Gives up a forked child's copies; the parent's queue pairs go on."""
+        self.stop = self.release = None
+        self.links = {}
+        self.table[:] = 0
 
     def _say_goodbye(self, deadline: float) -> None:
         say, push = goodbye.ctypes, progress.ctypes
@@ -182,7 +195,11 @@ class VerbsChannels(Channels):
 
 
 def channels(
-    rank: int, size: int, links: Sequence[LinkEnd], release: Callable[[], None] | None = None
+    rank: int,
+    size: int,
+    links: Sequence[LinkEnd],
+    release: Callable[[], None] | None = None,
+    stop: Callable[[], None] | None = None,
 ) -> VerbsChannels:
     """The table of a rank over connected queue pairs.
 
@@ -191,6 +208,7 @@ def channels(
         size: ranks in the group.
         links: all peers have the same number of them, at most MAX_RAILS, and those of one device share a queue.
         release: closes the queue pairs and what they use.
+        stop: moves the queue pairs to ERR.
     """
     table = np.zeros((size, N_SLOTS), np.int64)
     by_index = np.zeros(max(1, len(links)), np.int64)
@@ -217,7 +235,7 @@ def channels(
             (Slot.FLUSH, flush),
         ):
             table[peer, slot] = function.address
-    return VerbsChannels(table=table, keep=keep, block_fds=[], rank=rank, links=ordered, release=release)
+    return VerbsChannels(table=table, keep=keep, block_fds=[], rank=rank, links=ordered, release=release, stop=stop)
 
 
 def _record(index: int, end: LinkEnd, by_index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:

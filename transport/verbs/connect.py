@@ -63,6 +63,10 @@ def connect(
     abouts = [[hellos[peer]["rails"][number] for peer in peers] for number in range(len(rails))]
     sides = [Side(rail, peers, settings, slot_nbytes) for rail in rails]
 
+    def stop() -> None:
+        for side in sides:
+            side.stop()
+
     def release() -> None:
         for side in sides:
             side.close()
@@ -82,7 +86,7 @@ def connect(
 
         step("connect over RDMA", join)
         ends = [link for n, side in enumerate(sides) for link in side.links(n, abouts[n], mine[n])]
-        connected = channels(rank, size, ends, release)
+        connected = channels(rank, size, ends, release, stop)
     except BaseException:
         release()
         raise

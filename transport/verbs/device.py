@@ -16,8 +16,10 @@ from typing import Any, Final
 
 from gfkernels.errors import UnavailableError, UsageError
 from gfkernels.trace import log
+from gfkernels.transport.announced import announced
 from gfkernels.transport.verbs import memlock
 from gfkernels.transport.verbs.compat import Pyverbs, error_code, load
+from gfkernels.transport.verbs.memory import CardMemory
 from gfkernels.transport.verbs.regions import Regions
 
 _EVENTS: Final = "infinibandevent"
@@ -113,6 +115,8 @@ class Device:
         self.async_fd = min(opened) if opened else -1
         if self.async_fd >= 0:
             os.set_blocking(self.async_fd, False)
+        self._memory = CardMemory(self)
+        announced.listen(self._memory)
 
     def register(self, address: int, nbytes: int, *, listed: bool = True) -> Registration:
         """Lets the card, and peers that have the key, read and write this memory.
@@ -204,6 +208,7 @@ class Device:
 
     def _destroy(self) -> None:
         """Queue pairs, completion queues, memory, domain, context: each holds what follows it."""
+        announced.ignore(self._memory)
         order = (self.verbs.QP, self.verbs.CQ, self.verbs.MR)
         for kind in order:
             for child in [child for child in self._children if isinstance(child.thing, kind)]:

@@ -145,13 +145,17 @@ class Side:
         """Whether each message goes through the interpreter."""
         return self._reference is not None
 
-    def close(self) -> None:
-        """Ends the queue pairs, waits until what they had outstanding is flushed, and closes all; may be repeated."""
+    def stop(self) -> None:
+        """Ends the queue pairs: what peers send lands no more; may be repeated."""
         for pair in self._pairs:
             try:
                 pair.to_error()
             except Exception as error:
                 log.debug("RDMA: %s", error)
+
+    def close(self) -> None:
+        """Ends the queue pairs, waits until what they had outstanding is flushed, and closes all; may be repeated."""
+        self.stop()
         self._drain()
         if self._reference is not None:
             self._reference.forget()
