@@ -83,7 +83,7 @@ class Group:
 
     @property
     def transport(self) -> str:
-        """What carries this group: "shm" (with cross-memory attach where it works), "cma", "verbs", "tcp" or "self"."""
+        """What carries this group: "shm" (and cross-memory attach where it works), "cma", "verbs", "tcp", "self"."""
         return "self" if self._core is None else self._core.plane.transport
 
     @property
