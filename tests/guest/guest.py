@@ -4,8 +4,8 @@
         print(guest.run("ibv_devinfo").output)
 
 The guest's root is the host's, read-only, under a layer of memory; what it writes is gone with it, except in the
-exchange folder (`guest.exchange` here, `/exchange` there) and in the cache of compiled code (`/jit` there). Files of the
-host that change after the boot may look stale in the guest: hand them over in the exchange folder.
+exchange folder (`guest.exchange` here, `/exchange` there) and in the cache of compiled code (`/jit` there). Files of
+the host that change after the boot may look stale in the guest: hand them over in the exchange folder.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Guest:
         return "".join(parts)
 
     def precompile(self) -> None:
-        """Fills the guest's cache of compiled code from here, where that is twenty times as fast. Quick when it is done.
+        """Fills the guest's cache of compiled code from here, twenty times as fast as there; quick when it is full.
 
         To be called before anything in the guest imports gfkernels.
         """
@@ -253,6 +253,7 @@ class Guest:
         shutil.copy(HERE / "guest_agent.py", control / "agent.py")
         settings = {
             "ident": self.ident,
+            "wired": int(self.wire is not None),
             "mtu": self.wire.mtu if self.wire is not None else 1500,
             "n_rails": self.n_rails,
             "modules": guest_kernel.modules(made.kernel_folder),

@@ -19,7 +19,7 @@ from guest_setup import unavailable
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/guest",
-        description="Boots an emulated machine with Soft-RoCE, runs a command in it, and exits with the command's code. "
+        description="Boots an emulated machine with Soft-RoCE, runs a command in it, exits with the command's code. "
         "The files of this machine are there, read-only; what the command writes is lost, except under $EXCHANGE.",
     )
     parser.add_argument("--two", action="store_true", help="two guests on one wire: both run it; $GUEST is 0 or 1")

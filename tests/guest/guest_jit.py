@@ -1,8 +1,8 @@
 """Owns the guests' caches of compiled code: filled by the host, kept between boots, never shared by two guests.
 
-Compiling all of gfkernels takes half a minute here and ten in a guest, so the host compiles for the guest's CPU. numba's
-cache is safe with one writer, but two writers that know nothing of each other can leave an index that names the other's
-code: there are numbered folders, each locked by the guest that uses it, and one that only the host writes.
+Compiling all of gfkernels takes half a minute here and ten in a guest, so the host compiles for the guest's CPU.
+numba's cache is safe with one writer, but two writers that know nothing of each other can leave an index that names the
+other's code: there are numbered folders, each locked by the guest that uses it, and one that only the host writes.
 """
 
 from __future__ import annotations

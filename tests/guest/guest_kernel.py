@@ -113,7 +113,7 @@ def build_initramfs(kernel: Path, into: Path) -> None:
     """Writes the compressed first file system: a static busybox, the modules that mount the root, and the script."""
     busybox = Path(shutil.which("busybox") or "/bin/busybox")
     files: list[tuple[str, int, bytes]] = [
-        (name, stat.S_IFDIR | 0o755, b"") for name in "bin dev layer lower modules new proc sys".split()
+        (name, stat.S_IFDIR | 0o755, b"") for name in ("bin", "dev", "layer", "lower", "modules", "new", "proc", "sys")
     ]
     files.append(("bin/busybox", stat.S_IFREG | 0o755, busybox.read_bytes()))
     files.append(("init", stat.S_IFREG | 0o755, (HERE / "initramfs-init.sh").read_bytes()))

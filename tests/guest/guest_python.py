@@ -50,11 +50,11 @@ def interpreter() -> tuple[Path, str]:
     wanted = pyverbs_minor()
     ours = f"3.{sys.version_info.minor}"
     if ours == wanted:
-        return Path(sys.executable), f"this environment's Python {ours}, for which pyverbs was built"
+        return Path(sys.executable), f"this environment's Python {ours}, which pyverbs was built for"
     path = _second(wanted)
     if not _stamp(path).exists():
         raise GuestError(f"pyverbs was built for Python {wanted}, this is {ours}, and {path} is not made")
-    return path / "bin/python", f"a second environment with Python {wanted}, for which pyverbs was built (this is {ours})"
+    return path / "bin/python", f"a second environment, with the Python {wanted} that pyverbs was built for; not {ours}"
 
 
 def prepare() -> str:

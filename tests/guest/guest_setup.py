@@ -177,8 +177,12 @@ def _kernel_of(old: Manifest | None) -> tuple[Path, dict[str, str]]:
 
 
 def main() -> int:
-    """Prepares, and says what there is."""
+    """Prepares, and says what there is; with --state, only says it."""
     start_s = time.monotonic()
+    if "--state" in sys.argv[1:]:
+        reason = unavailable()
+        print(reason or f"guest: {manifest().kernel}, {': '.join(map(str, guest_python.interpreter()))}")
+        return 0
     try:
         made = prepare()
         note = guest_python.interpreter()[1]
