@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest -p no:benchmark $(PYTEST_ARGS)
 PARALLEL := -n $(WORKERS) --dist worksteal
 PACKAGING := pyproject.toml setup.cfg gfkernels/_version.py
 
-.PHONY: help demo test check lint bench docs coverage clean
+.PHONY: help demo test check guest lint bench docs coverage clean
 
 help: ## Shows the targets.
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -33,7 +33,12 @@ demo: $(VENV)/.installed ## Installs into .venv and runs 4 ranks: a verified swe
 
 test: $(VENV)/.installed-test $(VENV)/.installed-peers ## Installs what the tests need and runs all of them.
 	@scripts/system-packages test
+	@PIP_ARGS='$(PIP_ARGS)' $(BIN)/python tests/guest/guest_setup.py \
+		|| echo "make: no emulated guest can be had here; tests in one (Soft-RoCE) will be skipped" >&2
 	$(PYTEST) $(PARALLEL) $(TESTS)
+
+guest: $(VENV)/.installed-test ## Prepares the emulated machine with Soft-RoCE in which RDMA is tested.
+	@PIP_ARGS='$(PIP_ARGS)' $(BIN)/python tests/guest/guest_setup.py
 
 check: lint ## The quick tier, under two minutes: static checks and the tests not marked slow.
 	$(PYTEST) $(PARALLEL) -m "not slow" $(TESTS)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 _WARM_UP = Path(__file__).with_name("warm_up.py")
+_GUEST = Path(__file__).with_name("guest")
 _COLD_S = 300
 """Compiling everything takes about 30 s of one core."""
 
@@ -35,6 +36,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise pytest.UsageError(f"two ranks could not reduce 8 numbers, so no test will:\n{done.stdout}{done.stderr}")
+
+
+def pytest_report_header() -> str:
+    """Says in which interpreter the tests of an emulated guest run, or why they will not."""
+    said = subprocess.run(
+        [sys.executable, _GUEST / "guest_setup.py", "--state"], capture_output=True, text=True, check=False
+    )
+    return (said.stdout or said.stderr).strip()
 
 
 def _required(config: pytest.Config, text: str) -> str | None:
