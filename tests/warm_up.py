@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import gfkernels as gf
+from gfkernels.transport.verbs import channels  # noqa: F401 - compiles as it is imported, also where there is no card
 
 
 def main() -> None:
