@@ -19,9 +19,13 @@ from gfkernels.errors import ConnectError, UnavailableError
 from gfkernels.trace import log
 from gfkernels.transport.arena import Arena, Block
 from gfkernels.transport.arena_peers import PeerArenas
+from gfkernels.transport.verbs import device as _device
 
 if TYPE_CHECKING:
     from gfkernels.transport.verbs.rail import Rail
+
+# Imported before anything else registers what runs at exit, latest first: devices close when no communicator is left.
+assert _device
 
 _SITE_NBYTES: Final = 4096
 _LEFT: Final = 0

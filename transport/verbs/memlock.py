@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -46,6 +45,8 @@ def memlock(status: Path = Path("/proc/self/status")) -> Memlock:
     Args:
         status: what the kernel says of this process.
     """
+    import resource  # which Windows does not have, where this module is imported as well
+
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     fields = {}
     try:

@@ -1,6 +1,6 @@
 """In two guests on one wire: a rank in each, found by the route to the other; all the traffic of `guest_processes`.
 
-RANK says which of them this is; rank 0 is at 10.77.0.1.
+GUEST says which of them this is; rank 0 is at 10.77.0.1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gfkernels.transport.verbs.devices import choose, route_sources
 from gfkernels.transport.verbs.settings import Settings
 from gfkernels.transport.verbs.sysfs import scan
 
-RANK = int(os.environ.get("RANK", "0"))
+RANK = int(os.environ.get("GUEST", "0"))
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PORT = 5999
 PATIENCE_S = 120.0
