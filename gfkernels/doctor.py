@@ -63,8 +63,10 @@ def examine(*, run: bool = True) -> list[Finding]:
     """Looks at everything.
 
     Args:
-        run: also start two ranks that reduce arrays over shared memory and over TCP.
+        run: also start two ranks that reduce arrays over shared memory and over TCP, and try RDMA cards.
     """
+    from gfkernels.cli.doctor_rdma import rdma, rdma_self_test
+
     probes: list[Callable[[], list[Finding]]] = [
         software,
         cache,
@@ -73,10 +75,11 @@ def examine(*, run: bool = True) -> list[Finding]:
         memory,
         processes,
         network,
+        rdma,
         others,
     ]
     if run:
-        probes.append(self_test)
+        probes += [self_test, rdma_self_test]
     findings: list[Finding] = []
     for probe in probes:
         try:
@@ -258,7 +261,7 @@ def processes() -> list[Finding]:
 
 
 def network() -> list[Finding]:
-    """TCP, and cards that can do more."""
+    """TCP."""
     from gfkernels.bootstrap import interface_addresses
 
     topic = "network"
@@ -281,9 +284,6 @@ def network() -> list[Finding]:
     addresses = [f"{name} {address}" for name, address in interface_addresses(None) if name != "lo"]
     text = ", ".join(addresses) or "none besides loopback: ranks of one host only"
     found.append(Finding(topic, "addresses", OK if addresses else NOTE, text))
-    cards = sorted(item.name for item in Path("/sys/class/infiniband").glob("*"))
-    text = ", ".join(cards) if cards else "no devices in /sys/class/infiniband"
-    found.append(Finding(topic, "RDMA", NOTE, text, "This release uses TCP between hosts" if cards else ""))
     return found
 
 
