@@ -40,12 +40,25 @@ def test_conformance(guest: Guest, way: str) -> None:
     _run(guest, "guest_conformance.py", way, timeout_s=500)
 
 
+def test_collectives(guest: Guest) -> None:
+    _run(guest, "guest_collectives.py", "two_ranks", "four_ranks", "through_pyverbs", "a_killed_peer", "a_mismatch")
+
+
 def test_two_rails(guests: Any) -> None:
     (guest,) = guests.give(1, n_rails=2)
     _run(guest, "guest_processes.py", "two_rails")
 
 
-def test_two_hosts(two_guests: tuple[Guest, Guest]) -> None:
+def _run_on_both(guests: tuple[Guest, Guest], program: str, *arguments: str) -> list[str]:
     with ThreadPoolExecutor() as pool:
-        said = list(pool.map(lambda one: _run(one, "guest_two_hosts.py"), two_guests))
+        return list(pool.map(lambda one: _run(one, program, *arguments), guests))
+
+
+def test_two_hosts(two_guests: tuple[Guest, Guest]) -> None:
+    said = _run_on_both(two_guests, "guest_two_hosts.py")
     assert all("ok     over_the_wire" in text for text in said)
+
+
+def test_collectives_of_two_hosts(two_guests: tuple[Guest, Guest]) -> None:
+    said = _run_on_both(two_guests, "guest_collectives.py", "two_hosts")
+    assert all("ok     two_hosts" in text for text in said)
