@@ -121,8 +121,8 @@ class Config:
     transport: str = _setting(
         "auto",
         "How bytes travel. auto: shared memory where a host's ranks can map each other's arrays, cross-memory attach "
-        "for ordinary arrays where a probe shows that it works, TCP between hosts. Anything else is used or refused, "
-        "never replaced.",
+        "for ordinary arrays where a probe shows that it works; between hosts RDMA (verbs) where every one has a card, "
+        "else TCP. Anything else is used or refused, never replaced.",
         _choice("auto", "shm", "cma", "tcp", "verbs"),
     )
     plan: str = _setting(

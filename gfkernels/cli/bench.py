@@ -29,7 +29,7 @@ def bench_command(
     memory: Annotated[str, typer.Option(help=f"Where the arrays lie: {', '.join(MEMORIES)}.")] = "both",
     out_of_place: Annotated[bool, typer.Option("--out-of-place", help="allreduce into another array.")] = False,
     persistent: Annotated[bool, typer.Option("--persistent", help="allreduce through plan_allreduce.")] = False,
-    transport: Annotated[str | None, typer.Option(help="auto, shm, cma or tcp.")] = None,
+    transport: Annotated[str | None, typer.Option(help="auto, shm, cma, verbs or tcp.")] = None,
     plan: Annotated[str | None, typer.Option(help="auto, direct, ring or recursive_doubling.")] = None,
     segment_bytes: Annotated[str | None, typer.Option(help="Bytes of one message of a pipeline.")] = None,
     staging_bytes: Annotated[str | None, typer.Option(help="Bytes of a rank's staging area.")] = None,

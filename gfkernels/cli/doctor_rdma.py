@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib import metadata
 from typing import TYPE_CHECKING, Final
 
 from gfkernels.doctor import FAIL, NOTE, OK, WARN, Finding
@@ -57,16 +56,9 @@ def _pyverbs() -> Finding:
     from gfkernels.transport.verbs import compat
 
     try:
-        compat.load()
+        return Finding(_TOPIC, "pyverbs", OK, compat.version())
     except UnavailableError as error:
         return Finding(_TOPIC, "pyverbs", WARN, error.reason, error.remedy)
-    import pyverbs
-
-    try:
-        version = metadata.version("pyverbs")
-    except metadata.PackageNotFoundError:
-        version = "version not known"
-    return Finding(_TOPIC, "pyverbs", OK, f"{version}, {', '.join(pyverbs.__path__)}")
 
 
 def _memlock() -> Finding:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Final
 
 from gfkernels.errors import UnavailableError
@@ -148,3 +149,19 @@ def error_code(error: BaseException) -> int:
     """The errno in an exception of pyverbs; 0 where it has none."""
     code = getattr(error, "error_code", -1)
     return int(code) if isinstance(code, int) and code > 0 else 0
+
+
+def version() -> str:
+    """Version and place of pyverbs, for people.
+
+    Raises:
+        UnavailableError: see `load`.
+    """
+    load()
+    import pyverbs
+
+    try:
+        number = metadata.version("pyverbs")
+    except metadata.PackageNotFoundError:
+        number = "of a distribution's package"
+    return f"{number}, in {', '.join(pyverbs.__path__)}"

@@ -77,7 +77,9 @@ def work(rank: int, size: int, transport: str, **options: Any) -> None:
         for case in cases():
             assert rank_calls.perform(comm, [_seed], case).path == transport
         others(comm)
-        with comm.split(comm.rank % 2) as half:
+        half = comm.split(comm.rank % 2)
+        assert half is not None
+        with half:
             x = truth.values([_seed], "float32", 1000, half.rank)
             half.allreduce(x)
             assert half.size == 1 or half.transport == transport
