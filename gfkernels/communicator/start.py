@@ -24,7 +24,8 @@ def _load_tcp() -> None:
     _load_shared()
 
 
-def _load_all() -> None:
+def load_all() -> None:
+    """Imports all transports, whose functions compile as they are imported."""
     from gfkernels.transport.verbs import channels  # noqa: F401
 
     _load_tcp()
@@ -34,7 +35,7 @@ def _what_to_load(world: World, config: Config) -> tuple[str, Callable[[], None]
     if config.transport != "verbs" and config.transport != "tcp" and world.single_host:
         return "host", _load_shared
     if config.transport == "verbs" or (config.transport == "auto" and sysfs.scan()):
-        return "rdma", _load_all
+        return "rdma", load_all
     return "network", _load_tcp
 
 

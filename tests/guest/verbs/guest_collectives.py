@@ -16,7 +16,10 @@ from typing import Any
 from guest_rig import main, run_ranks
 
 import gfkernels as gf
+from gfkernels import engine, kernels
+from gfkernels.communicator.start import load_all
 from gfkernels.transport.verbs.connect import Exchange
+from gfkernels.types import DTYPES, ReduceOp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "collectives"))
 
@@ -157,8 +160,7 @@ def two_hosts() -> None:
 
 def warm_up() -> None:
     """Where the code is compiled for the guest: the same calls, by ranks without a card."""
-    for size in (2,):
-        run_ranks(lambda rank, exchange, size=size: work(rank, size, "tcp"), size)  # type: ignore[misc]
+    run_ranks(lambda rank, exchange: work(rank, 2, "tcp"), 2)
 
 
 def _fails(call: Callable[[], object], kind: type[Exception]) -> Any:
@@ -169,5 +171,13 @@ def _fails(call: Callable[[], object], kind: type[Exception]) -> Any:
     raise AssertionError(f"no {kind.__name__}")
 
 
+def load() -> None:
+    """Loads all code before the ranks are forked: each would take this slow machine's seconds for it."""
+    engine.prepare(kernels.compile_lock, "rdma", load_all)
+    wired = (ReduceOp.SUM, DTYPES["float32"], DTYPES["float16"])
+    kernels.prepare([wired, *((ReduceOp[op.upper()], DTYPES[dtype], None) for op, dtype in KERNELS)])
+
+
 if __name__ == "__main__":
+    load()
     sys.exit(main(two_ranks, four_ranks, through_pyverbs, a_killed_peer, a_mismatch, two_hosts, warm_up))
