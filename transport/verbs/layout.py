@@ -66,7 +66,7 @@ STATUSES: Final[dict[int, str]] = {
     1: "local length error",
     2: "local queue pair operation error: bad local key or address, or the port is down",
     4: "local protection error",
-    5: "flushed after an earlier error",
+    5: "flushed after an error of this connection, perhaps one that only the other end saw: do both use one MTU?",
     6: "memory window bind error",
     7: "bad response",
     8: "local access error",
