@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -315,6 +316,14 @@ def test_what_is_owed_to_a_peer_that_left_is_dropped() -> None:
         until_fault(lambda: b.put(a, 1, None), Fault.PEER_LOST, "a call that the peer will not join")
         assert "left after call 1" in _channels(b).explain(0)
         a.channels.table[:] = 0
+
+
+def test_leaving_after_a_peer_waits_for_nothing() -> None:
+    fabric = Fabric()
+    for end in fabric.mesh(3):
+        since = time.monotonic()
+        end.close(timeout_s=60)
+        assert time.monotonic() - since < 30, "a card that is gone was waited for"
 
 
 def test_probes_reach_everybody_and_silence_is_named() -> None:

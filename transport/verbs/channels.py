@@ -186,9 +186,12 @@ class VerbsChannels(Channels):
             unsaid -= {peer for peer in unsaid if say(states[peer]) != AGAIN}
             busy = False
             for peer, links in self.links.items():
-                # A card that has answered for the last request has got all of them; a faulty link has nothing to send.
+                # A card that has answered for the last request has got all of them. A faulty link has nothing to send,
+                # and a peer that has left, whose card may answer no more, needs nothing.
                 sound = push(states[peer]) >= 0
-                busy |= sound and any(words[w.DONE // 8] < words[w.SIGNALLED // 8] for words in links)
+                busy |= sound and any(
+                    words[w.DONE // 8] < words[w.SIGNALLED // 8] and words[w.LEFT // 8] == 0 for words in links
+                )
             if not unsaid and not busy:
                 return
             time.sleep(_DRAIN_POLL_S)
