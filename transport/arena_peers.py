@@ -10,7 +10,7 @@ from typing import Any, Final
 from gfkernels.errors import ConnectError, GfkernelsError
 from gfkernels.transport import arena_map, fdpass
 from gfkernels.transport.arena import Arena
-from gfkernels.transport.fdpass import Exchange
+from gfkernels.transport.meeting import Exchange
 
 _TOKEN: Final = 16
 

@@ -15,14 +15,11 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from gfkernels.errors import ConnectError, PeerLostError
-
-Exchange = Callable[[Any], "list[Any]"]
-"""All-gather of a small JSON value among the ranks of the host, in the order of their local indices."""
+from gfkernels.transport.meeting import Exchange
 
 _NONCE: Final = 32
 _DIGEST: Final = 32

@@ -25,14 +25,15 @@ import termios
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from gfkernels.errors import MismatchError, PeerLostError, TransportError
+from gfkernels.transport import framed as c
 from gfkernels.transport import tcp_frames as f
-from gfkernels.transport.table import AGAIN, N_SLOTS, Channels, Fault, Slot
+from gfkernels.transport.framed import FramedChannels
+from gfkernels.transport.table import AGAIN, N_SLOTS, Slot
 from gfkernels.transport.tcp_stream import MESSAGE_NBYTES
 from gfkernels.transport.tcp_table import begin, flush, goodbye, poll, progress, put
 
@@ -45,16 +46,15 @@ _DRAIN_POLL_S: Final = 0.002
 
 
 @dataclass
-class TcpChannels(Channels):
+class TcpChannels(FramedChannels):
     """The TCP end of a rank: its table, and the sockets under it.
 
     Attributes:
-        rank: this rank.
         sockets: by peer; what a forked child must close (`close_in_child`).
         records: int64[size, words], the state of each connection (see `tcp_frames`).
     """
 
-    rank: int = -1
+    reasons: ClassVar[dict[int, str]] = f.REASONS
     sockets: dict[int, socket.socket] = field(default_factory=dict)
     records: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
@@ -63,42 +63,22 @@ class TcpChannels(Channels):
         """Descriptors of all connections that are open."""
         return [sock.fileno() for sock in self.sockets.values()]
 
-    def fault(self, peer: int) -> Fault | None:
-        """What is wrong with the connection to `peer`, None while nothing is."""
-        word = int(self.records[peer, f.FAULT // 8])
-        return Fault(word) if word else None
+    def record(self, peer: int) -> npt.NDArray[np.int64]:
+        """The record of the connection to `peer`."""
+        return self.records[peer]
 
     def explain(self, peer: int) -> str:
         """What is wrong with the connection to `peer`, in words."""
-        words = self.records[peer]
-        code = int(words[f.FAULT_ERRNO // 8])
-        reason = f.REASONS.get(int(words[f.FAULT_REASON // 8]), "nothing is wrong")
-        text = reason.format(expected=int(words[f.FAULT_EXPECTED // 8]), got=int(words[f.FAULT_GOT // 8]))
-        return f"rank {peer} over TCP: {text}" + (f" ({os.strerror(code)})" if code else "")
-
-    def error(self, peer: int) -> TransportError:
-        """The exception for the fault on the connection to `peer`."""
-        fault = self.fault(peer)
-        if fault is Fault.PEER_LOST:
-            return PeerLostError(self.explain(peer), peer)
-        return MismatchError(self.explain(peer)) if fault is Fault.MISMATCH else TransportError(self.explain(peer))
+        code = int(self.records[peer, f.FAULT_ERRNO // 8])
+        return f"rank {peer} over TCP: {self.reason(peer)}" + (f" ({os.strerror(code)})" if code else "")
 
     def signatures(self, peer: int) -> tuple[int, int]:
         """After `Fault.MISMATCH`: this rank's signature and the one that `peer` sent."""
         words = self.records[peer]
-        return int(words[f.FAULT_EXPECTED // 8]), int(words[f.FAULT_GOT // 8])
-
-    def mismatched_call(self, peer: int) -> int:
-        """After `Fault.MISMATCH`: the number of the call that it was in, this one or an earlier one."""
-        return int(self.records[peer, f.FAULT_CALL // 8])
+        return int(words[c.FAULT_EXPECTED // 8]), int(words[c.FAULT_GOT // 8])
 
     def close(self, timeout_s: float = 2.0, *, leave: bool = True) -> None:
-        """Closes all connections; does nothing the second time.
-
-        Args:
-            timeout_s: how long to wait for peers to take what is on its way to them.
-            leave: say goodbye, so that peers still in the last call are not disturbed; False after a failure.
-        """
+        """See `FramedChannels.close`."""
         deadline = time.monotonic() + timeout_s
         if leave:
             self._say_goodbye(deadline)
@@ -178,33 +158,24 @@ def channels(rank: int, size: int, sockets: dict[int, socket.socket]) -> TcpChan
         size: ranks in the group.
         sockets: by peer; a peer without one has a row of zeros.
     """
-    table = np.zeros((size, N_SLOTS), np.int64)
     records = np.zeros((size, f.RECORD_NBYTES // 8), np.int64)
     memory = np.zeros((size, _MEMORY_NBYTES // 8), np.int64)
-    for peer, sock in sockets.items():
-        at = int(memory[peer].ctypes.data)
-        words = records[peer]
-        words[f.FD // 8] = sock.fileno()
-        words[f.PEER // 8] = peer
-        words[f.CALL // 8] = -1
-        words[f.EARLY // 8] = at
-        words[f.LATE // 8] = at + f.QUEUE_NBYTES
-        words[f.AHEAD // 8] = at + 2 * f.QUEUE_NBYTES
-        words[f.MESSAGE // 8] = at + 2 * f.QUEUE_NBYTES + f.AHEAD_NBYTES
-        table[peer, Slot.STATE] = words.ctypes.data
-        for slot, function in (
-            (Slot.PUT, put),
-            (Slot.POLL, poll),
-            (Slot.PROGRESS, progress),
-            (Slot.BEGIN, begin),
-            (Slot.FLUSH, flush),
-        ):
-            table[peer, slot] = function.address
-    return TcpChannels(
-        table=table,
+    ends = TcpChannels(
+        table=np.zeros((size, N_SLOTS), np.int64),
         keep=[records, memory],
         block_fds=[sock.fileno() for sock in sockets.values()],
         rank=rank,
         sockets=dict(sockets),
         records=records,
     )
+    for peer, sock in sockets.items():
+        at = int(memory[peer].ctypes.data)
+        words = records[peer]
+        words[f.FD // 8] = sock.fileno()
+        words[c.CALL // 8] = -1
+        words[f.EARLY // 8] = at
+        words[f.LATE // 8] = at + f.QUEUE_NBYTES
+        words[f.AHEAD // 8] = at + 2 * f.QUEUE_NBYTES
+        words[f.MESSAGE // 8] = at + 2 * f.QUEUE_NBYTES + f.AHEAD_NBYTES
+        ends.install(peer, words.ctypes.data, put=put, poll=poll, progress=progress, begin=begin, flush=flush)
+    return ends

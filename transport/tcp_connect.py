@@ -12,12 +12,13 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gfkernels.errors import ConnectError
 from gfkernels.trace import log
+from gfkernels.transport.meeting import Exchange, family, route_source
 from gfkernels.transport.tcp import TcpChannels, channels, tune
 from gfkernels.transport.tcp_frames import VERSION
 from gfkernels.transport.tcp_handshake import Handshake, HandshakeError, Identity, as_client, as_server
@@ -26,9 +27,6 @@ _ATTEMPT_S: Final = 5.0
 """One address gets this long before the next is tried; doubled every time round."""
 _STRANGER_S: Final = 5.0
 _RETRY_S: Final = 0.05
-
-Exchange = Callable[[object], list[Any]]
-"""An allgather of one JSON value a rank among all ranks of the group, in rank order."""
 
 
 def connect(
@@ -108,24 +106,10 @@ def _ranked(own: Sequence[str], others: Sequence[str]) -> list[str]:
     """`own` addresses, those first from which the routes to `others` leave; without those that others have as well."""
     uses = dict.fromkeys((a for a in own if a not in others), 0)
     for address in others:
-        source = _route_source(address)
+        source = route_source(address)
         if source in uses:
             uses[source] += 1
     return sorted(uses, key=lambda a: -uses[a])
-
-
-def _route_source(address: str) -> str | None:
-    try:
-        family = _family(address)
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # a datagram socket: nothing is sent
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _listen(rank: int, addresses: Sequence[str], *, everywhere: bool) -> socket.socket:
@@ -133,7 +117,7 @@ def _listen(rank: int, addresses: Sequence[str], *, everywhere: bool) -> socket.
         if everywhere and socket.has_dualstack_ipv6():
             return socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
         address = "" if everywhere else addresses[0]
-        return socket.create_server((address, 0), family=_family(address), backlog=1024)
+        return socket.create_server((address, 0), family=family(address), backlog=1024)
     except OSError as error:
         raise ConnectError(
             f"rank {rank} cannot listen on {addresses[0]} ({error.strerror}): it must be an address of this host"
@@ -238,7 +222,7 @@ class _Mesh:
             lap, index = divmod(self._tries[peer], len(places))
             self._tries[peer] += 1
             host, port = places[index]
-            sock = socket.socket(_family(host), socket.SOCK_STREAM)
+            sock = socket.socket(family(host), socket.SOCK_STREAM)
             sock.setblocking(False)
             until = min(deadline, now + _ATTEMPT_S * 2 ** min(lap, 6))
             talk = _Talk(sock, as_client(self._me, peer), until, peer)

@@ -7,9 +7,18 @@ from typing import Final
 from gfkernels.native.jit import njit
 from gfkernels.native.libc import errno, memcpy, recvmsg, sendmsg
 from gfkernels.native.memory import load64, store64
+from gfkernels.transport import framed as c
 from gfkernels.transport import tcp_frames as f
+from gfkernels.transport.framed_code import (
+    arrived,
+    check_channel,
+    check_magic,
+    check_signature,
+    fail,
+    landing_place,
+    write_header,
+)
 from gfkernels.transport.table import AGAIN, OK, Fault
-from gfkernels.types import N_BUFFERS, N_CHANNELS
 
 _MSG_DONTWAIT: Final = 0x40
 _MSG_NOSIGNAL: Final = 0x4000
@@ -25,19 +34,7 @@ MESSAGE_NBYTES: Final = _IOVS + 3 * 16
 _BUDGET: Final = 4 << 20
 _PIECE: Final = 1 << 20
 
-_PEER_LOST, _MISMATCH = int(Fault.PEER_LOST), int(Fault.MISMATCH)
-_PROTOCOL, _SYSTEM = int(Fault.PROTOCOL), int(Fault.SYSTEM)
-
-
-@njit
-def fail(state: int, fault: int, reason: int, expected: int, got: int) -> int:
-    # The first fault explains those that follow from it.
-    if load64(state + f.FAULT) == 0:
-        store64(state + f.FAULT, fault)
-        store64(state + f.FAULT_REASON, reason)
-        store64(state + f.FAULT_EXPECTED, expected)
-        store64(state + f.FAULT_GOT, got)
-    return -load64(state + f.FAULT)
+_PEER_LOST, _SYSTEM = int(Fault.PEER_LOST), int(Fault.SYSTEM)
 
 
 @njit
@@ -64,18 +61,6 @@ def _busy(code: int) -> bool:
 
 
 @njit
-def _write_header(at: int, state: int, kind: int, channel: int, buffer: int, offset: int, nbytes: int) -> None:
-    store64(at + f.MAGIC, f.MAGIC_WORD)
-    store64(at + f.KIND, kind)
-    store64(at + f.SEQUENCE, load64(state + f.CALL))
-    store64(at + f.SIGNATURE, load64(state + f.CALL_SIGNATURE))
-    store64(at + f.CHANNEL, channel)
-    store64(at + f.BUFFER, buffer)
-    store64(at + f.OFFSET, offset)
-    store64(at + f.NBYTES, nbytes)
-
-
-@njit
 def _set_iov(message: int, index: int, address: int, nbytes: int) -> None:
     store64(message + _IOVS + 16 * index, address)
     store64(message + _IOVS + 16 * index + 8, nbytes)
@@ -84,10 +69,10 @@ def _set_iov(message: int, index: int, address: int, nbytes: int) -> None:
 @njit
 def append_early(state: int, kind: int, channel: int, buffer: int, offset: int, nbytes: int) -> bool:
     end = load64(state + f.EARLY_END)
-    if end + f.HEADER_NBYTES > f.QUEUE_NBYTES:
+    if end + c.HEADER_NBYTES > f.QUEUE_NBYTES:
         return False
-    _write_header(load64(state + f.EARLY) + end, state, kind, channel, buffer, offset, nbytes)
-    store64(state + f.EARLY_END, end + f.HEADER_NBYTES)
+    write_header(load64(state + f.EARLY) + end, state, f.MAGIC_WORD, kind, channel, buffer, offset, nbytes)
+    store64(state + f.EARLY_END, end + c.HEADER_NBYTES)
     return True
 
 
@@ -163,7 +148,7 @@ def _send_once(state: int) -> int:
             store64(state + f.EARLY_START, rest if rest < late else 0)
             store64(state + f.EARLY_END, late if rest < late else 0)
             store64(state + f.LATE_END, 0)
-    store64(state + f.MOVED, load64(state + f.MOVED) + sent)
+    store64(state + c.MOVED, load64(state + c.MOVED) + sent)
     return sent
 
 
@@ -211,54 +196,37 @@ def _refill(state: int, land_at: int, land_left: int) -> int:
             return _fail_errno(state, code)
     if got > land_left:
         store64(state + f.AHEAD_END, end + got - land_left)
-    store64(state + f.MOVED, load64(state + f.MOVED) + got)
+    store64(state + c.MOVED, load64(state + c.MOVED) + got)
     return got
-
-
-@njit
-def _arrived(state: int, channel: int) -> None:
-    if channel >= 0:
-        count = state + f.ARRIVALS + 8 * channel
-        store64(count, load64(count) + 1)
 
 
 @njit
 def _open_frame(state: int, at: int) -> int:
     """Judges the header at `at`. 1: taken; 0: belongs to a later call; or -Fault."""
-    if load64(at + f.MAGIC) != f.MAGIC_WORD:
-        return fail(state, _PROTOCOL, f.REASON_MAGIC, f.MAGIC_WORD, load64(at + f.MAGIC))
-    sequence = load64(at + f.SEQUENCE)
-    if load64(at + f.KIND) == f.KIND_GOODBYE:
-        store64(state + f.LEFT, 1)
-        store64(state + f.LEFT_CALL, sequence)
+    code = check_magic(state, at, f.MAGIC_WORD)
+    if code < 0:
+        return code
+    sequence = load64(at + c.SEQUENCE)
+    if load64(at + c.KIND) == f.KIND_GOODBYE:
+        store64(state + c.LEFT, 1)
+        store64(state + c.LEFT_CALL, sequence)
         return 1
-    call = load64(state + f.CALL)
-    if sequence > call:
+    if sequence > load64(state + c.CALL):
         return 0
-    signature = load64(at + f.SIGNATURE)
-    signed = state + f.SIGNATURES + 16 * (sequence % f.N_SIGNATURES)
-    if sequence >= 0 and load64(signed) == sequence and load64(signed + 8) != signature:
-        store64(state + f.FAULT_CALL, sequence)
-        return fail(state, _MISMATCH, f.REASON_SIGNATURE, load64(signed + 8), signature)
-    channel = load64(at + f.CHANNEL)
-    if channel < -1 or channel >= N_CHANNELS:
-        return fail(state, _PROTOCOL, f.REASON_CHANNEL, N_CHANNELS, channel)
-    nbytes = load64(at + f.NBYTES)
+    code = check_signature(state, at)
+    if code < 0:
+        return code
+    code = check_channel(state, at)
+    if code < 0:
+        return code
+    channel, nbytes = load64(at + c.CHANNEL), load64(at + c.NBYTES)
     if nbytes == 0:
-        _arrived(state, channel)
+        arrived(state, channel)
         return 1
-    if sequence < call or load64(state + f.LANDING) == 0:
-        return fail(state, _PROTOCOL, f.REASON_LATE, call, sequence)
-    buffer = load64(at + f.BUFFER)
-    if buffer < 0 or buffer >= N_BUFFERS:
-        return fail(state, _PROTOCOL, f.REASON_BUFFER, N_BUFFERS, buffer)
-    row = state + f.BUFFERS + 16 * buffer
-    offset = load64(at + f.OFFSET)
-    room = load64(row + 8)
-    # Subtracted, not added: the sum of two words that a peer chose could wrap around.
-    if offset < 0 or nbytes < 0 or offset > room or nbytes > room - offset or load64(row) == 0:
-        return fail(state, _PROTOCOL, f.REASON_BOUNDS, room, offset + nbytes)
-    store64(state + f.LAND_AT, load64(row) + offset)
+    place = landing_place(state, at)
+    if place < 0:
+        return place
+    store64(state + f.LAND_AT, place)
     store64(state + f.LAND_LEFT, nbytes)
     store64(state + f.LAND_CHANNEL, channel)
     return 1
@@ -284,7 +252,7 @@ def _land(state: int) -> int:
     store64(state + f.LAND_AT, at + step)
     store64(state + f.LAND_LEFT, left - step)
     if step == left:
-        _arrived(state, load64(state + f.LAND_CHANNEL))
+        arrived(state, load64(state + f.LAND_CHANNEL))
     return step
 
 
@@ -292,7 +260,7 @@ def _land(state: int) -> int:
 def receive(state: int) -> int:
     """Takes what has come, up to the budget. Bytes and frames handled, 0: nothing, or -Fault."""
     total = 0
-    while total < _BUDGET and load64(state + f.LEFT) == 0:
+    while total < _BUDGET and load64(state + c.LEFT) == 0:
         if load64(state + f.LAND_LEFT) > 0:
             moved = _land(state)
             if moved <= 0:
@@ -301,12 +269,12 @@ def receive(state: int) -> int:
             continue
         start = load64(state + f.AHEAD_START)
         held = load64(state + f.AHEAD_END) - start
-        if held >= f.HEADER_NBYTES:
+        if held >= c.HEADER_NBYTES:
             taken = _open_frame(state, load64(state + f.AHEAD) + start)
             if taken <= 0:
                 return taken if taken < 0 else total
-            store64(state + f.AHEAD_START, start + f.HEADER_NBYTES)
-            total += f.HEADER_NBYTES
+            store64(state + f.AHEAD_START, start + c.HEADER_NBYTES)
+            total += c.HEADER_NBYTES
             continue
         if start > 0:
             # Less than a header is left: 63 bytes at most, so source and destination cannot overlap past this.
@@ -349,9 +317,9 @@ def put_signal(state: int, channel: int) -> int:
         return OK
     if load64(state + f.PAYLOAD) == f.PAYLOAD_SENDING:
         end = load64(state + f.LATE_END)
-        if end + f.HEADER_NBYTES <= f.QUEUE_NBYTES:
-            _write_header(load64(state + f.LATE) + end, state, f.KIND_PUT, channel, 0, 0, 0)
-            store64(state + f.LATE_END, end + f.HEADER_NBYTES)
+        if end + c.HEADER_NBYTES <= f.QUEUE_NBYTES:
+            write_header(load64(state + f.LATE) + end, state, f.MAGIC_WORD, f.KIND_PUT, channel, 0, 0, 0)
+            store64(state + f.LATE_END, end + c.HEADER_NBYTES)
             return OK
     elif append_early(state, f.KIND_PUT, channel, 0, 0, 0):
         # It leaves with the next payload, or with PROGRESS as soon as nothing moves here: a system call of its own
@@ -384,10 +352,3 @@ def put_payload(state: int, channel: int, src: int, buffer: int, offset: int, nb
         store64(state + f.PAYLOAD, f.PAYLOAD_NONE)
         return OK
     return blocked(state)
-
-
-@njit
-def check_left(state: int) -> int:
-    if load64(state + f.LEFT) != 0 and load64(state + f.CALL) > load64(state + f.LEFT_CALL):
-        return fail(state, _PEER_LOST, f.REASON_LEFT, load64(state + f.CALL), load64(state + f.LEFT_CALL))
-    return -load64(state + f.FAULT)

@@ -7,22 +7,12 @@ from typing import Final
 from numba import types
 
 from gfkernels.native.jit import cfunc
-from gfkernels.native.libc import memcpy
 from gfkernels.native.memory import load64, store64
+from gfkernels.transport import framed as c
 from gfkernels.transport import tcp_frames as f
+from gfkernels.transport.framed_code import begin_call, check_left, check_put, fail
 from gfkernels.transport.table import AGAIN, OK, Fault
-from gfkernels.transport.tcp_stream import (
-    append_early,
-    blocked,
-    check_left,
-    fail,
-    put_payload,
-    put_signal,
-    receive,
-    send,
-    waiting,
-)
-from gfkernels.types import N_BUFFERS, N_CHANNELS
+from gfkernels.transport.tcp_stream import append_early, blocked, put_payload, put_signal, receive, send, waiting
 
 _I64 = types.int64
 _PROTOCOL: Final = int(Fault.PROTOCOL)
@@ -34,10 +24,9 @@ def put(state: int, peer: int, channel: int, src: int, dst: int, buffer: int, of
     fault = check_left(state)
     if fault < 0:
         return fault
-    if channel < -1 or channel >= N_CHANNELS:
-        return fail(state, _PROTOCOL, f.REASON_ARGUMENT, 0, channel)
-    if nbytes < 0:
-        return fail(state, _PROTOCOL, f.REASON_ARGUMENT, 0, nbytes)
+    fault = check_put(state, channel, nbytes)
+    if fault < 0:
+        return fault
     if nbytes > 0:
         return put_payload(state, channel, src, buffer, offset, nbytes)
     if channel < 0:
@@ -51,13 +40,13 @@ def poll(state: int, peer: int, channel: int) -> int:
     fault = check_left(state)
     if fault < 0:
         return fault
-    return load64(state + f.ARRIVALS + 8 * channel)
+    return load64(state + c.ARRIVALS + 8 * channel)
 
 
 @cfunc(_I64(_I64))
 def progress(state: int) -> int:
     """See `Slot.PROGRESS`. Reports bytes moved since it last did, so what PUT moved counts too."""
-    fault = -load64(state + f.FAULT)
+    fault = -load64(state + c.FAULT)
     if fault < 0:
         return fault
     if waiting(state):
@@ -67,33 +56,21 @@ def progress(state: int) -> int:
     got = receive(state)
     if got < 0:
         return got
-    moved = load64(state + f.MOVED)
-    store64(state + f.MOVED, 0)
+    moved = load64(state + c.MOVED)
+    store64(state + c.MOVED, 0)
     return moved + got
 
 
 @cfunc(_I64(_I64, _I64, _I64, _I64))
 def begin(state: int, sequence: int, signature: int, buffers: int) -> int:
-    """See `Slot.BEGIN`. The table of N_BUFFERS rows is copied."""
-    fault = -load64(state + f.FAULT)
-    if fault < 0:
-        return fault
-    if sequence < load64(state + f.CALL):
-        return fail(state, _PROTOCOL, f.REASON_ARGUMENT, load64(state + f.CALL), sequence)
-    store64(state + f.CALL, sequence)
-    store64(state + f.CALL_SIGNATURE, signature)
-    signed = state + f.SIGNATURES + 16 * (sequence % f.N_SIGNATURES)
-    store64(signed, sequence)
-    store64(signed + 8, signature)
-    memcpy(state + f.BUFFERS, buffers, 16 * N_BUFFERS)
-    store64(state + f.LANDING, 1)
-    return OK
+    """See `Slot.BEGIN`."""
+    return begin_call(state, sequence, signature, buffers)
 
 
 @cfunc(_I64(_I64))
 def flush(state: int) -> int:
     """See `Slot.FLUSH`. After OK no payload lands until the next BEGIN."""
-    fault = -load64(state + f.FAULT)
+    fault = -load64(state + c.FAULT)
     if fault < 0:
         return fault
     sent = send(state)
@@ -102,15 +79,15 @@ def flush(state: int) -> int:
     if waiting(state):
         return blocked(state)
     if load64(state + f.LAND_LEFT) > 0:
-        return fail(state, _PROTOCOL, f.REASON_CUT, load64(state + f.CALL), load64(state + f.LAND_LEFT))
-    store64(state + f.LANDING, 0)
+        return fail(state, _PROTOCOL, f.REASON_CUT, load64(state + c.CALL), load64(state + f.LAND_LEFT))
+    store64(state + c.LANDING, 0)
     return OK
 
 
 @cfunc(_I64(_I64))
 def goodbye(state: int) -> int:
     """Queues the goodbye frame; OK | AGAIN | -Fault. Nothing may be put afterwards."""
-    fault = -load64(state + f.FAULT)
+    fault = -load64(state + c.FAULT)
     if fault < 0:
         return fault
     if load64(state + f.SEND_DEAD) != 0:

@@ -86,11 +86,8 @@ class Ours:
         if self._handle is not None and self._comm.size > 1:
             name = self._handle.plan_name
             way = name.partition(".")[2] or self._handle.kind.name.lower()
-            return (
-                name,
-                self._handle.plan_hash,
-                self._comm.transport if self._comm.transport in ("tcp", "verbs") else way,
-            )
+            transport = self._comm.transport
+            return name, self._handle.plan_hash, way if transport in ("shm", "cma") else transport
         last = self._comm.last_call
         return ("", "", "") if last is None else (last.plan_name, last.plan_hash, last.path)
 

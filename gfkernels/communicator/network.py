@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from gfkernels.bootstrap import interface_addresses
 from gfkernels.communicator.site import Site
 from gfkernels.config import Config
-from gfkernels.errors import ConnectError, TransportError, UnavailableError
+from gfkernels.errors import ConnectError, UnavailableError
 from gfkernels.trace import log
-from gfkernels.transport.table import Channels, Fault
+from gfkernels.transport.framed import FramedChannels
+from gfkernels.transport.meeting import Exchange
 
 if TYPE_CHECKING:
     from gfkernels.transport.verbs.rail import Rail
@@ -20,57 +21,31 @@ _PROBE_S: Final = 30.0
 """A probe takes microseconds; a card whose packets are lost says so after all retries, in seconds."""
 
 
-class Connections(Protocol):
-    """A rank's end of a network transport, beyond its `Channels`."""
-
-    def fault(self, peer: int) -> Fault | None:
-        """What is wrong with the way to `peer`; None while nothing is."""
-
-    def error(self, peer: int) -> TransportError:
-        """The exception for that fault."""
-
-    def mismatched_call(self, peer: int) -> int:
-        """After `Fault.MISMATCH`: the number of the call that it was in."""
-
-    def sever(self) -> None:
-        """After a failure: nothing that is under way may land in this rank's memory any more."""
-
-    def close(self, timeout_s: float = 2.0, *, leave: bool = True) -> None:
-        """Lets go of everything; `leave`: in order, with a goodbye."""
-
-    def close_in_child(self) -> None:
-        """Gives up a forked child's copy."""
-
-
-def connect(
-    rank: int, size: int, site: Site, config: Config, exchange: Callable[[Any], list[Any]]
-) -> tuple[str, Channels, Connections]:
+def connect(rank: int, size: int, site: Site, config: Config, exchange: Exchange) -> tuple[str, FramedChannels]:
     """Connects the members of a group to each other. All of them call it.
 
     Returns:
-        "verbs" or "tcp"; the table; and what else there is to its end (the same object).
+        "verbs" or "tcp", and this rank's end.
 
     Raises:
         UnavailableError, ConnectError: the transport that was asked for cannot be had; says why.
     """
     if config.transport == "verbs" or (config.transport == "auto" and site.rdma_hoped):
         try:
-            return "verbs", *_verbs(rank, size, site, config, exchange)
+            return "verbs", _verbs(rank, size, site, config, exchange)
         except (UnavailableError, ConnectError) as error:
             if config.transport == "verbs":
                 raise
             site.rdma_hoped = False
             site.whys.append(f"verbs: {error}")
             log.info("RDMA is not used: %s", error)
-    return "tcp", *_tcp(rank, size, site, config, exchange)
+    return "tcp", _tcp(rank, size, site, config, exchange)
 
 
-def _verbs(
-    rank: int, size: int, site: Site, config: Config, exchange: Callable[[Any], list[Any]]
-) -> tuple[Channels, Connections]:
+def _verbs(rank: int, size: int, site: Site, config: Config, exchange: Exchange) -> FramedChannels:
     from gfkernels.transport.verbs import connect as verbs
 
-    connected = verbs.connect(
+    return verbs.connect(
         rank,
         size,
         exchange=exchange,
@@ -78,7 +53,6 @@ def _verbs(
         settings=_settings(config),
         timeout_s=min(config.connect_timeout_s, _PROBE_S),
     )
-    return connected, connected
 
 
 def _settings(config: Config) -> Settings:
@@ -114,12 +88,10 @@ def _sources(site: Site) -> list[tuple[str, str]]:
     return route_sources(site.elsewhere, interface_addresses(site.config.interface))
 
 
-def _tcp(
-    rank: int, size: int, site: Site, config: Config, exchange: Callable[[Any], list[Any]]
-) -> tuple[Channels, Connections]:
+def _tcp(rank: int, size: int, site: Site, config: Config, exchange: Exchange) -> FramedChannels:
     from gfkernels.transport import tcp_connect
 
-    connected = tcp_connect.connect(
+    return tcp_connect.connect(
         rank,
         size,
         exchange=exchange,
@@ -128,4 +100,3 @@ def _tcp(
         bind=config.bind_address,
         timeout_s=config.connect_timeout_s,
     )
-    return connected, connected

@@ -28,8 +28,8 @@ from gfkernels.transport.table import N_SLOTS, Channels, Fault, Slot
 from gfkernels.types import N_BUFFERS, N_CHANNELS, Buffer
 
 if TYPE_CHECKING:
-    from gfkernels.communicator.network import Connections
     from gfkernels.transport.cma import CmaState
+    from gfkernels.transport.framed import FramedChannels
 
 _LINE: Final = 64
 _PAGE: Final = 4096
@@ -78,7 +78,7 @@ class Plane:
         self._keep: list[Any] = []
         self._block: Block | None = None
         self._aborts: dict[int, int] = {}
-        self._connections: Connections | None = None
+        self._connections: FramedChannels | None = None
         self._stage_key = -1
         self._cma_state: CmaState | None = None
         self._scratch: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -172,13 +172,12 @@ class Plane:
         stage: npt.NDArray[np.uint8] = np.zeros(config.staging_bytes + _PAGE, np.uint8)
         self._keep.append(stage)
         self.stages[group.rank] = at = _pages(int(stage.ctypes.data))
-        self.transport, channels, self._connections = network.connect(
-            group.rank, group.size, group.site, config, group.exchange
-        )
+        self.transport, connected = network.connect(group.rank, group.size, group.site, config, group.exchange)
+        self._connections = connected
         self._stage_key = announced.add(at, config.staging_bytes)
         abort = self._words(8)
         self.words[Ctx.ABORT] = abort.ctypes.data
-        return channels
+        return connected
 
     def _fill(self, channels: Channels) -> None:
         group, words = self.group, self.words

@@ -145,11 +145,10 @@ def _hope_for_rdma(site: Site) -> None:
     """Finds out whether trying is worth anything: whether all ranks see a device."""
     from gfkernels.transport.verbs import sysfs
 
-    identities = site.session.hosts.identities
+    local = site.session.hosts.local_ranks
     addresses = [address for _, address in interface_addresses(site.config.interface)]
     told = site.exchange({"addresses": addresses, "cards": [card.name for card in sysfs.scan()]}, "rdma")
-    here = identities[site.rank].boot_id
-    others = [fact for rank, fact in enumerate(told) if identities[rank].boot_id != here]
+    others = [fact for rank, fact in enumerate(told) if rank not in local]
     site.elsewhere = [address for fact in others for address in fact["addresses"] if address not in addresses]
     without = [rank for rank, fact in enumerate(told) if not fact["cards"]]
     site.rdma_hoped = site.config.transport == "verbs" or not without

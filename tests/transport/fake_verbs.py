@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import random
-import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,12 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from gfkernels.transport import framed as c
 from gfkernels.transport.verbs import layout as v
 from gfkernels.transport.verbs import words as w
 from gfkernels.transport.verbs.channels import Functions, LinkEnd, VerbsChannels, channels, frames_nbytes, recv_id
+from gfkernels.transport.verbs.reference import RECV_WR, SEND_WR, SGE, WC
 from gfkernels.transport.verbs.regions import Regions
 
-SLOT_NBYTES = 8192 + w.HEADER_NBYTES
+SLOT_NBYTES = 8192 + c.HEADER_NBYTES
 _POST = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 _POLL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int, ctypes.c_int64)
 _EVERYWHERE = (1 << 62, 0x11, 0x22)
@@ -177,11 +178,10 @@ class Fabric:
             self.n_posts += 1
             while wr:
                 raw = ctypes.string_at(wr, v.SEND_WR_NBYTES)
-                ident, follows, sg_list, n_sge, opcode, flags, imm = struct.unpack_from("<qqqiiII", raw)
-                dst, rkey = struct.unpack_from("<qI", raw, v.WR_REMOTE_ADDR)
+                ident, follows, sg_list, n_sge, opcode, flags, imm, dst, rkey = SEND_WR.unpack_from(raw)
                 src = nbytes = lkey = 0
                 if n_sge:
-                    src, nbytes, lkey = struct.unpack("<qII", ctypes.string_at(sg_list, v.SGE_NBYTES))
+                    src, nbytes, lkey = SGE.unpack(ctypes.string_at(sg_list, v.SGE_NBYTES))
                 if len(pair.sends) + len(pair.unanswered) >= w.SEND_DEPTH:
                     self.sins.append("the send queue ran over")
                     return errno.ENOMEM
@@ -206,7 +206,7 @@ class Fabric:
     def _post_recv(self, qp: int, wr: int, bad: int) -> int:
         with self._lock:
             while wr:
-                ident, follows, _, n_sge = struct.unpack_from("<qqqi", ctypes.string_at(wr, v.RECV_WR_NBYTES))
+                ident, follows, _, n_sge = RECV_WR.unpack_from(ctypes.string_at(wr, v.RECV_WR_NBYTES))
                 if n_sge:
                     self.sins.append("a receive with scatter elements")
                 pair = self._pairs[qp]
@@ -228,7 +228,7 @@ class Fabric:
             for i in range(n_taken):
                 ident, status, opcode, byte_len, imm, number = queue.entries.popleft()
                 vendor = 0x77 if status else 0
-                raw = struct.pack("<qiiIIIIIII", ident, status, opcode, vendor, byte_len, imm, number, 0, 0, 0)
+                raw = WC.pack(ident, status, opcode, vendor, byte_len, imm, number)
                 ctypes.memmove(wcs + i * v.WC_NBYTES, raw, len(raw))
             return n_taken
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,9 +11,11 @@ from fake_verbs import Fabric
 
 from gfkernels.transport import shm
 from gfkernels.transport.conformance import Subject
+from gfkernels.transport.meeting import Exchange
 from gfkernels.transport.table import Channels
 from gfkernels.transport.tcp import TcpChannels
-from gfkernels.transport.tcp_connect import Exchange, connect
+from gfkernels.transport.tcp_connect import connect
+from gfkernels.transport.verbs import loopback
 from gfkernels.transport.verbs.channels import VerbsChannels
 
 SECRET = b"a secret of these tests"
@@ -22,29 +23,14 @@ SECRET = b"a secret of these tests"
 
 def in_threads(size: int, work: Callable[[int, Exchange], Any]) -> list[Any]:
     """Runs `work(rank, exchange)` in one thread a rank; results or exceptions by rank."""
-    barrier = threading.Barrier(size)
-    values: list[Any] = [None] * size
-    results: list[Any] = [None] * size
 
-    def run(rank: int) -> None:
-        def exchange(value: object) -> list[Any]:
-            values[rank] = value
-            barrier.wait(20)
-            everything = list(values)
-            barrier.wait(20)
-            return everything
-
+    def part(rank: int, exchange: Exchange) -> Any:
         try:
-            results[rank] = work(rank, exchange)
+            return work(rank, exchange)
         except Exception as error:
-            results[rank] = error
+            return error
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    return loopback.in_threads(part, size, patience_s=20)
 
 
 def tcp_mesh(size: int) -> list[TcpChannels]:

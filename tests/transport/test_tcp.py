@@ -18,9 +18,10 @@ from meshes import SECRET, in_threads, tcp_mesh
 from gfkernels.errors import ConnectError, MismatchError, PeerLostError
 from gfkernels.transport import tcp_connect, tcp_frames
 from gfkernels.transport.conformance_rig import Endpoint, compiled, deliver, noise, until_fault
+from gfkernels.transport.meeting import Exchange
 from gfkernels.transport.table import AGAIN, OK, Fault
 from gfkernels.transport.tcp import TcpChannels, channels
-from gfkernels.transport.tcp_connect import Exchange, connect
+from gfkernels.transport.tcp_connect import connect
 from gfkernels.transport.tcp_handshake import Handshake, HandshakeError, Identity, as_client, as_server
 
 

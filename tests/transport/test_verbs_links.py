@@ -12,13 +12,14 @@ import pytest
 from fake_verbs import SLOT_NBYTES, Fabric, Pair, Request
 
 from gfkernels.errors import MismatchError, PeerLostError, TransportError
+from gfkernels.transport import framed as c
 from gfkernels.transport.conformance_rig import Endpoint, compiled, deliver, noise, until, until_fault
 from gfkernels.transport.table import AGAIN, OK, Fault
 from gfkernels.transport.verbs import layout as v
 from gfkernels.transport.verbs import words as w
 from gfkernels.transport.verbs.channels import VerbsChannels
 
-_PAYLOAD = SLOT_NBYTES - w.HEADER_NBYTES
+_PAYLOAD = SLOT_NBYTES - c.HEADER_NBYTES
 
 
 @contextmanager
@@ -228,14 +229,14 @@ def _progress(end: Endpoint, peer: Endpoint) -> int:
 @pytest.mark.parametrize(
     ("word", "value", "fault", "text"),
     [
-        (w.F_MAGIC, 5, Fault.PROTOCOL, "no frame"),
-        (w.F_SIGNATURE, 5, Fault.MISMATCH, "something else in the same call"),
-        (w.F_CHANNEL, 77, Fault.PROTOCOL, "channel 77"),
-        (w.F_BUFFER, 9, Fault.PROTOCOL, "buffer 9"),
-        (w.F_OFFSET, -3, Fault.PROTOCOL, "wrote up to byte"),
-        (w.F_OFFSET, 1 << 62, Fault.PROTOCOL, "wrote up to byte"),
-        (w.F_NBYTES, 1001, Fault.PROTOCOL, "wrote up to byte"),
-        (w.F_NBYTES, -1, Fault.PROTOCOL, "wrote up to byte"),
+        (c.MAGIC, 5, Fault.PROTOCOL, "no frame"),
+        (c.SIGNATURE, 5, Fault.MISMATCH, "something else in the same call"),
+        (c.CHANNEL, 77, Fault.PROTOCOL, "channel 77"),
+        (c.BUFFER, 9, Fault.PROTOCOL, "buffer 9"),
+        (c.OFFSET, -3, Fault.PROTOCOL, "wrote up to byte"),
+        (c.OFFSET, 1 << 62, Fault.PROTOCOL, "wrote up to byte"),
+        (c.NBYTES, 1001, Fault.PROTOCOL, "wrote up to byte"),
+        (c.NBYTES, -1, Fault.PROTOCOL, "wrote up to byte"),
     ],
 )
 def test_a_frame_is_not_believed(word: int, value: int, fault: Fault, text: str) -> None:
@@ -243,7 +244,7 @@ def test_a_frame_is_not_believed(word: int, value: int, fault: Fault, text: str)
     changed = []
 
     def change(pair: Pair, request: Request) -> int:
-        if request.nbytes > w.HEADER_NBYTES:
+        if request.nbytes > c.HEADER_NBYTES:
             changed.append(request)
             ctypes.c_int64.from_address(request.src + word).value = value
         return 0

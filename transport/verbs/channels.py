@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from gfkernels.errors import MismatchError, PeerLostError, TransportError
-from gfkernels.transport.table import AGAIN, N_SLOTS, Channels, Fault, Slot
+from gfkernels.transport import framed as c
+from gfkernels.transport.framed import FramedChannels
+from gfkernels.transport.table import AGAIN, N_SLOTS, Slot
 from gfkernels.transport.verbs import layout as v
 from gfkernels.transport.verbs import words as w
 from gfkernels.transport.verbs.post import BATCH_SLOT_NBYTES
@@ -82,52 +83,33 @@ def frames_nbytes(slot_nbytes: int) -> int:
 
 
 @dataclass
-class VerbsChannels(Channels):
+class VerbsChannels(FramedChannels):
     """The verbs end of a rank: its table, and the links under it.
 
     Attributes:
-        rank: this rank.
         links: by peer, the records of its links as int64 words.
+        compiled: messages go without the interpreter; False where pyverbs carries them.
         stop: moves all queue pairs to ERR: nothing that peers send lands any more.
         release: closes queue pairs and memory; called once.
     """
 
-    rank: int = -1
+    reasons: ClassVar[dict[int, str]] = w.REASONS
     links: dict[int, list[npt.NDArray[np.int64]]] = field(default_factory=dict)
+    compiled: bool = True
     stop: Callable[[], None] | None = None
     release: Callable[[], None] | None = None
 
-    def _faulty(self, peer: int) -> npt.NDArray[np.int64]:
+    def record(self, peer: int) -> npt.NDArray[np.int64]:
+        """The first of the links to `peer` with a fault, else the first."""
         links = self.links[peer]
-        return next((words for words in links if words[w.FAULT // 8] != 0), links[0])
-
-    def fault(self, peer: int) -> Fault | None:
-        """What is wrong with the links to `peer`, None while nothing is."""
-        word = int(self._faulty(peer)[w.FAULT // 8])
-        return Fault(word) if word else None
+        return next((words for words in links if words[c.FAULT // 8] != 0), links[0])
 
     def explain(self, peer: int) -> str:
         """What is wrong with the links to `peer`, in words."""
-        words = self._faulty(peer)
-        got = int(words[w.FAULT_GOT // 8])
-        text = w.REASONS.get(int(words[w.FAULT_REASON // 8]), "nothing is wrong").format(
-            expected=int(words[w.FAULT_EXPECTED // 8]),
-            got=got,
-            status=v.STATUSES.get(got, "unknown"),
-            vendor=int(words[w.FAULT_VENDOR // 8]),
-        )
+        words = self.record(peer)
+        status = v.STATUSES.get(int(words[c.FAULT_GOT // 8]), "unknown")
+        text = self.reason(peer, status=status, vendor=int(words[w.FAULT_VENDOR // 8]))
         return f"rank {peer} over RDMA: {text}"
-
-    def error(self, peer: int) -> TransportError:
-        """The exception for the fault on the links to `peer`."""
-        fault = self.fault(peer)
-        if fault is Fault.PEER_LOST:
-            return PeerLostError(self.explain(peer), peer)
-        return MismatchError(self.explain(peer)) if fault is Fault.MISMATCH else TransportError(self.explain(peer))
-
-    def mismatched_call(self, peer: int) -> int:
-        """After `Fault.MISMATCH`: the number of the call that it was in, this one or an earlier one."""
-        return int(self._faulty(peer)[w.FAULT_CALL // 8])
 
     def probe(self, timeout_s: float) -> list[int]:
         """Writes to all peers once, over every link; the peers whose own probes did not come in time.
@@ -153,12 +135,7 @@ class VerbsChannels(Channels):
         return silent
 
     def close(self, timeout_s: float = 2.0, *, leave: bool = True) -> None:
-        """Closes all links; does nothing the second time.
-
-        Args:
-            timeout_s: how long to wait until peers' cards have what is on its way to them.
-            leave: say goodbye, so that peers still in the last call are not disturbed; False after a failure.
-        """
+        """See `FramedChannels.close`."""
         if leave and self.links:
             self._say_goodbye(time.monotonic() + timeout_s)
         release, self.release, self.stop = self.release, None, None
@@ -168,12 +145,12 @@ class VerbsChannels(Channels):
             release()
 
     def sever(self) -> None:
-        """After a failure: nothing that is under way may land in this rank's memory any more."""
+        """See `FramedChannels.sever`: moves all queue pairs to ERR."""
         if self.stop is not None:
             self.stop()
 
     def close_in_child(self) -> None:
-        """Gives up a forked child's copies; the parent's queue pairs go on."""
+        """See `FramedChannels.close_in_child`."""
         self.stop = self.release = None
         self.links = {}
         self.table[:] = 0
@@ -190,7 +167,7 @@ class VerbsChannels(Channels):
                 # and a peer that has left, whose card may answer no more, needs nothing.
                 sound = push(states[peer]) >= 0
                 busy |= sound and any(
-                    words[w.DONE // 8] < words[w.SIGNALLED // 8] and words[w.LEFT // 8] == 0 for words in links
+                    words[w.DONE // 8] < words[w.SIGNALLED // 8] and words[c.LEFT // 8] == 0 for words in links
                 )
             if not unsaid and not busy:
                 return
@@ -213,7 +190,6 @@ def channels(
         release: closes the queue pairs and what they use.
         stop: moves the queue pairs to ERR.
     """
-    table = np.zeros((size, N_SLOTS), np.int64)
     by_index = np.zeros(max(1, len(links)), np.int64)
     keep: list[object] = [by_index, [end.functions for end in links]]
     ordered: dict[int, list[npt.NDArray[np.int64]]] = {}
@@ -224,21 +200,23 @@ def channels(
         keep += [words, memory]
     rows = np.zeros((size, w.ROW_NBYTES // 8), np.int64)
     keep.append(rows)
+    connected = VerbsChannels(
+        table=np.zeros((size, N_SLOTS), np.int64),
+        keep=keep,
+        block_fds=[],
+        rank=rank,
+        links=ordered,
+        compiled=all(end.functions.keep is None for end in links),
+        stop=stop,
+        release=release,
+    )
     for peer, records in ordered.items():
         row = rows[peer]
         row[w.ROW_N_LINKS // 8] = len(records)
         for i, words in enumerate(records):
             row[w.ROW_LINKS // 8 + i] = words.ctypes.data
-        table[peer, Slot.STATE] = row.ctypes.data
-        for slot, function in (
-            (Slot.PUT, put),
-            (Slot.POLL, poll),
-            (Slot.PROGRESS, progress),
-            (Slot.BEGIN, begin),
-            (Slot.FLUSH, flush),
-        ):
-            table[peer, slot] = function.address
-    return VerbsChannels(table=table, keep=keep, block_fds=[], rank=rank, links=ordered, release=release, stop=stop)
+        connected.install(peer, row.ctypes.data, put=put, poll=poll, progress=progress, begin=begin, flush=flush)
+    return connected
 
 
 def _record(index: int, end: LinkEnd, by_index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
@@ -248,16 +226,12 @@ def _record(index: int, end: LinkEnd, by_index: int) -> tuple[npt.NDArray[np.int
         w.BATCH_AT: w.BATCH * BATCH_SLOT_NBYTES,
         w.RECVS_AT: w.REPOST_EVERY * v.RECV_WR_NBYTES,
         w.QUEUE: 8 * w.DEPTH,
-        w.BUFFERS: 16 * N_BUFFERS,
         w.FAR: 24 * N_BUFFERS,
         w.OWN_ROWS: 24 * N_BUFFERS,
-        w.SIGNATURES: 16 * w.N_SIGNATURES,
-        w.BAD_WR: 8,
     }
     memory: npt.NDArray[np.uint8] = np.zeros(sum(-(-n // _LINE) * _LINE for n in parts.values()) + _LINE, np.uint8)
     record: npt.NDArray[np.int64] = np.zeros(w.RECORD_NBYTES // 8, np.int64)
     values = {
-        w.PEER: end.peer,
         w.INDEX: index,
         w.QP: end.qp,
         w.CQ: end.cq,
@@ -266,7 +240,7 @@ def _record(index: int, end: LinkEnd, by_index: int) -> tuple[npt.NDArray[np.int
         w.POLL_CQ: end.functions.poll_cq,
         w.LINKS: by_index,
         w.REGIONS: end.regions,
-        w.CALL: -1,
+        c.CALL: -1,
         w.FAR_CALL: -1,
         w.FRAMED_CALL: -1,
         w.VERIFIED_CALL: -1,
@@ -276,7 +250,7 @@ def _record(index: int, end: LinkEnd, by_index: int) -> tuple[npt.NDArray[np.int
         w.FAR_FRAMES: end.far_frames,
         w.FAR_FRAMES_RKEY: end.far_frames_rkey,
         w.SLOT_NBYTES: end.slot_nbytes,
-        w.PAYLOAD_NBYTES: end.slot_nbytes - w.HEADER_NBYTES,
+        w.PAYLOAD_NBYTES: end.slot_nbytes - c.HEADER_NBYTES,
         w.INLINE_NBYTES: end.inline_nbytes,
         w.MOST_NBYTES: end.most_nbytes,
         w.SLOTS_AT: end.slots_at,

@@ -57,6 +57,11 @@ class Pyverbs:
     RecvWR: Any
     copies_on_fork: bool
 
+    @property
+    def access(self) -> int:
+        """What a card may do with memory, and a peer through it: write; reading is not among what we ask for."""
+        return int(self.enums.IBV_ACCESS_LOCAL_WRITE | self.enums.IBV_ACCESS_REMOTE_WRITE)
+
 
 def load() -> Pyverbs:
     """Imports pyverbs the first time, and prepares libibverbs for forks.

@@ -12,14 +12,13 @@ from typing import Any, Final
 
 from gfkernels.errors import ConnectError, TransportError, UnavailableError
 from gfkernels.trace import log
+from gfkernels.transport import framed as c
+from gfkernels.transport.meeting import Exchange
 from gfkernels.transport.verbs import words as w
-from gfkernels.transport.verbs.channels import Functions, VerbsChannels, channels
+from gfkernels.transport.verbs.channels import VerbsChannels, channels
 from gfkernels.transport.verbs.rail import Rail
 from gfkernels.transport.verbs.settings import Settings
 from gfkernels.transport.verbs.side import Side
-
-Exchange = Callable[[object], list[Any]]
-"""An allgather of one JSON value a rank among all ranks of the group, in rank order."""
 
 PAYLOAD_NBYTES: Final = 8192
 """Of a frame, if nothing else is said: what is shorter, or not registered, travels in frames."""
@@ -54,7 +53,7 @@ def connect(
     if size == 1:
         return channels(rank, size, [])
     settings = settings or Settings()
-    slot_nbytes = w.HEADER_NBYTES + payload_nbytes
+    slot_nbytes = c.HEADER_NBYTES + payload_nbytes
     step = _Steps(rank, exchange)
     hellos = step("use RDMA", lambda: _hello(rails, slot_nbytes))
     assert not isinstance(rails, UnavailableError)
@@ -98,12 +97,6 @@ def connect(
     for number, rail in enumerate(rails):
         log.debug("RDMA: rail %d is %s, to %d peers", number, rail.choice.port.name, len(peers))
     return connected
-
-
-def is_compiled(connected: VerbsChannels) -> bool:
-    """Whether messages go without the interpreter: false where pyverbs carries them."""
-    kept = [one for some in connected.keep if isinstance(some, list) for one in some if isinstance(one, Functions)]
-    return all(functions.keep is None for functions in kept)
 
 
 class _Steps:

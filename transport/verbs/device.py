@@ -136,10 +136,8 @@ class Device:
             raise UnavailableError(shortage, memlock.REMEDY)
         if not self.verbs.copies_on_fork and (address | nbytes) % mmap.PAGESIZE:
             _warn_of_forks(address, nbytes)
-        enums = self.verbs.enums
-        access = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE
         try:
-            region = self.verbs.MR(self.pd, nbytes, access, address=address)
+            region = self.verbs.MR(self.pd, nbytes, self.verbs.access, address=address)
         except self.verbs.Error as error:
             raise self._refused(error, address, nbytes) from error
         try:

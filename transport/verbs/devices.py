@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gfkernels.errors import UnavailableError
 from gfkernels.trace import log
+from gfkernels.transport.meeting import route_source
 from gfkernels.transport.verbs.settings import Settings
 from gfkernels.transport.verbs.sysfs import ETHERNET, INFINIBAND, ROCE_V2, Card, Gid, Port, describe
 from gfkernels.transport.verbs.words import MAX_RAILS
@@ -158,12 +158,6 @@ def route_sources(peers: Sequence[str], interfaces: Sequence[tuple[str, str]]) -
     names = {address: name for name, address in interfaces}
     uses: dict[str, int] = {}
     for peer in peers:
-        family = socket.AF_INET6 if ":" in peer else socket.AF_INET
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((peer, 9))  # a datagram socket: nothing is sent
-                source = str(probe.getsockname()[0])
-        except OSError:
-            continue
-        uses[source] = uses.get(source, 0) + 1
+        if source := route_source(peer):
+            uses[source] = uses.get(source, 0) + 1
     return [(names.get(source, ""), source) for source in sorted(uses, key=lambda source: -uses[source])]

@@ -125,10 +125,9 @@ def _register_dmabuf(device: Device, address: int, nbytes: int) -> Registration:
     )
     if code != 0:
         raise UnavailableError(f"the CUDA driver did not export {span:,} bytes at {start:#x} (error {code})")
-    access = verbs.enums.IBV_ACCESS_LOCAL_WRITE | verbs.enums.IBV_ACCESS_REMOTE_WRITE
     offset = address - start
     try:
-        region = verbs.DmaBufMR(device.pd, nbytes, access, dmabuf=fd.value, offset=offset)
+        region = verbs.DmaBufMR(device.pd, nbytes, verbs.access, dmabuf=fd.value, offset=offset)
     except verbs.Error as error:
         raise UnavailableError(f"{device.name} did not register {nbytes:,} bytes of GPU memory: {error}") from error
     finally:

@@ -11,9 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from gfkernels.errors import ConnectError, GfkernelsError
+from gfkernels.transport.meeting import Exchange
 from gfkernels.transport.table import Slot
 from gfkernels.transport.verbs.channels import VerbsChannels
-from gfkernels.transport.verbs.connect import connect, is_compiled
+from gfkernels.transport.verbs.connect import connect
 from gfkernels.transport.verbs.rail import close_rails, open_rails
 from gfkernels.transport.verbs.settings import Settings
 from gfkernels.transport.verbs.table import begin, poll, progress, put
@@ -64,7 +65,7 @@ def loopback_check(device: str | None = None, *, settings: Settings | None = Non
             )
             try:
                 one_way = _ping(ends, timeout_s)
-                compiled = all(is_compiled(end) for end in ends)
+                compiled = all(end.compiled for end in ends)
             finally:
                 for end in ends:
                     end.close()
@@ -75,8 +76,13 @@ def loopback_check(device: str | None = None, *, settings: Settings | None = Non
     return Loopback(True, "", port, one_way, compiled)
 
 
-def in_threads(part: Callable[[int, Callable[[object], list[Any]]], Any], size: int) -> list[Any]:
+def in_threads(part: Callable[[int, Exchange], Any], size: int, *, patience_s: float = _BARRIER_S) -> list[Any]:
     """Runs `part(rank, exchange)` for all ranks of a group in threads of this process; results in rank order.
+
+    Args:
+        part: what a rank does.
+        size: ranks.
+        patience_s: how long an exchange waits for the other ranks.
 
     Raises:
         Exception: the first that a part raised, in rank order.
@@ -89,9 +95,9 @@ def in_threads(part: Callable[[int, Callable[[object], list[Any]]], Any], size: 
     def run(rank: int) -> None:
         def exchange(value: object) -> list[Any]:
             values[rank] = value
-            barrier.wait(_BARRIER_S)
+            barrier.wait(patience_s)
             everyone = list(values)
-            barrier.wait(_BARRIER_S)
+            barrier.wait(patience_s)
             return everyone
 
         try:

@@ -7,30 +7,20 @@ from typing import Final
 from gfkernels.native.jit import njit
 from gfkernels.native.libc import memcpy
 from gfkernels.native.memory import call3, load64, store32, store64
+from gfkernels.transport import framed as c
+from gfkernels.transport.framed_code import fail, write_header
 from gfkernels.transport.table import Fault
 from gfkernels.transport.verbs import layout as v
 from gfkernels.transport.verbs import words as w
 
 BATCH_SLOT_NBYTES: Final = v.SEND_WR_NBYTES + 64
 """A work request and its scatter element, a cache line each."""
-NO_ROOM: Final = 0
 _SYSTEM = int(Fault.SYSTEM)
 
 
 @njit
-def fail(link: int, fault: int, reason: int, expected: int, got: int) -> int:
-    # The first fault explains those that follow from it.
-    if load64(link + w.FAULT) == 0:
-        store64(link + w.FAULT, fault)
-        store64(link + w.FAULT_REASON, reason)
-        store64(link + w.FAULT_EXPECTED, expected)
-        store64(link + w.FAULT_GOT, got)
-    return -load64(link + w.FAULT)
-
-
-@njit
-def _as_int32(value: int) -> int:
-    # A C function that returns int leaves the upper half of the register undefined.
+def as_int32(value: int) -> int:
+    """What a C function returned: an int leaves the upper half of the register undefined."""
     return (value << 32) >> 32
 
 
@@ -43,19 +33,19 @@ def post(link: int) -> int:
     first = load64(link + w.BATCH_AT)
     store64(first + (pending - 1) * BATCH_SLOT_NBYTES + v.WR_NEXT, 0)
     store64(link + w.PENDING, 0)
-    code = _as_int32(call3(load64(link + w.POST_SEND), load64(link + w.QP), first, link + w.BAD_WR))
+    code = as_int32(call3(load64(link + w.POST_SEND), load64(link + w.QP), first, link + w.BAD_WR))
     if code != 0:
         return fail(link, _SYSTEM, w.REASON_POST, 0, code)
-    store64(link + w.MOVED, load64(link + w.MOVED) + pending)
+    store64(link + c.MOVED, load64(link + c.MOVED) + pending)
     return pending
 
 
 @njit
-def room(link: int, n_messages: int, n_requests: int, reserve: int) -> bool:
-    """Whether so many messages and work requests can be added now."""
-    if load64(link + w.SENT) + n_messages > load64(link + w.GRANTED) - reserve:
+def room(link: int, reserve: int) -> bool:
+    """Whether one more message, or write without one, can be added now."""
+    if load64(link + w.SENT) >= load64(link + w.GRANTED) - reserve:
         return False
-    return load64(link + w.POSTED) - load64(link + w.DONE) + n_requests <= w.SEND_DEPTH
+    return load64(link + w.POSTED) - load64(link + w.DONE) < w.SEND_DEPTH
 
 
 @njit
@@ -94,7 +84,7 @@ def add(
 @njit
 def immediate(link: int, kind: int, channel: int) -> int:
     """The 32 bits of a message of the running call."""
-    call = load64(link + w.CALL) % w.CALL_PERIOD
+    call = load64(link + c.CALL) % w.CALL_PERIOD
     return kind | ((channel & w.IMM_CHANNEL_MASK) << w.IMM_CHANNEL_SHIFT) | (call << w.IMM_CALL_SHIFT)
 
 
@@ -114,24 +104,17 @@ def add_frame(link: int, kind: int, channel: int, buffer: int, offset: int, src:
     """
     slot = load64(link + w.SENT) % w.DEPTH * load64(link + w.SLOT_NBYTES)
     at = load64(link + w.FRAMES_AT) + slot
-    store64(at + w.F_MAGIC, w.MAGIC_WORD)
-    store64(at + w.F_KIND, kind)
-    store64(at + w.F_SEQUENCE, load64(link + w.CALL))
-    store64(at + w.F_SIGNATURE, load64(link + w.CALL_SIGNATURE))
-    store64(at + w.F_CHANNEL, channel)
-    store64(at + w.F_BUFFER, buffer)
-    store64(at + w.F_OFFSET, offset)
-    store64(at + w.F_NBYTES, nbytes)
+    write_header(at, link, w.MAGIC_WORD, kind, channel, buffer, offset, nbytes)
     carried = nbytes if src != 0 else 0
     if carried > 0:
-        memcpy(at + w.HEADER_NBYTES, src, carried)
+        memcpy(at + c.HEADER_NBYTES, src, carried)
     if kind != w.KIND_GOODBYE and kind != w.KIND_PROBE:
-        store64(link + w.FRAMED_CALL, load64(link + w.CALL))
+        store64(link + w.FRAMED_CALL, load64(link + c.CALL))
     return add_message(
         link,
         immediate(link, w.IMM_FRAME, channel),
         at,
-        w.HEADER_NBYTES + carried,
+        c.HEADER_NBYTES + carried,
         load64(link + w.FRAMES_LKEY),
         load64(link + w.FAR_FRAMES) + slot,
         load64(link + w.FAR_FRAMES_RKEY),
@@ -143,7 +126,7 @@ def add_frame(link: int, kind: int, channel: int, buffer: int, offset: int, src:
 def give_back(link: int) -> int:
     """Posts receives again in batches and tells the peer of them in larger ones. 0, or -Fault."""
     while load64(link + w.UNPOSTED) >= w.REPOST_EVERY:
-        code = _as_int32(
+        code = as_int32(
             call3(load64(link + w.POST_RECV), load64(link + w.QP), load64(link + w.RECVS_AT), link + w.BAD_WR)
         )
         if code != 0:
@@ -151,7 +134,7 @@ def give_back(link: int) -> int:
         store64(link + w.UNPOSTED, load64(link + w.UNPOSTED) - w.REPOST_EVERY)
         store64(link + w.OWED, load64(link + w.OWED) + w.REPOST_EVERY)
     owed = load64(link + w.OWED)
-    if owed >= w.RETURN_EVERY and room(link, 1, 1, 0):
+    if owed >= w.RETURN_EVERY and room(link, 0):
         store64(link + w.OWED, 0)
         code = add_message(link, w.IMM_CREDIT | (owed << w.IMM_CALL_SHIFT), 0, 0, 0, 0, 0, False)
         if code < 0:

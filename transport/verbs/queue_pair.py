@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gfkernels.errors import ConnectError, UnavailableError
+from gfkernels.transport import framed as c
 from gfkernels.transport.verbs import words as w
 from gfkernels.transport.verbs.compat import error_code
 from gfkernels.transport.verbs.device import Device, Owned
 from gfkernels.transport.verbs.settings import Settings
 
-_INLINE_STEPS: Final = (w.HEADER_NBYTES + 256, 220, 128, w.HEADER_NBYTES, 0)
+_INLINE_STEPS: Final = (c.HEADER_NBYTES + 256, 220, 128, c.HEADER_NBYTES, 0)
 """Bytes that a request may carry itself: cards have limits of their own and say no to more."""
 _HOPS: Final = 64
 _RNR_RETRY: Final = 6  # of a peer that has no receive posted, which credits rule out; 7 would be for ever
@@ -99,7 +100,7 @@ class QueuePair:
         attributes = self._attributes(enums.IBV_QPS_INIT)
         attributes.port_num = port
         attributes.pkey_index = 0
-        attributes.qp_access_flags = enums.IBV_ACCESS_LOCAL_WRITE | enums.IBV_ACCESS_REMOTE_WRITE
+        attributes.qp_access_flags = self._verbs.access
         mask = enums.IBV_QP_PKEY_INDEX | enums.IBV_QP_PORT | enums.IBV_QP_ACCESS_FLAGS
         self._modify(attributes, mask, f"port {port}")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from gfkernels.native.jit import njit
 from gfkernels.native.memory import load64, store64
+from gfkernels.transport import framed as c
+from gfkernels.transport.framed_code import fail
 from gfkernels.transport.table import AGAIN, OK, Fault
 from gfkernels.transport.verbs import words as w
-from gfkernels.transport.verbs.arrive import open_messages, poll_all
+from gfkernels.transport.verbs.arrive import take_in
 from gfkernels.transport.verbs.layout import OPCODE_WRITE
-from gfkernels.transport.verbs.post import add, add_frame, add_message, fail, find_region, immediate, post, room
+from gfkernels.transport.verbs.post import add, add_frame, add_message, find_region, immediate, post, room
 from gfkernels.types import N_BUFFERS, N_CHANNELS
 
 _PROTOCOL = int(Fault.PROTOCOL)
@@ -21,28 +23,41 @@ def blocked(link: int) -> int:
     code = post(link)
     if code < 0:
         return code
-    code = poll_all(link)
-    if code < 0:
-        return code
-    code = open_messages(link)
+    code = take_in(link)
     return code if code < 0 else AGAIN
 
 
 @njit
 def announce(link: int) -> int:
     """Sends the announcement that is due, if there is room. 0, or -Fault."""
-    if load64(link + w.ANNOUNCE_DUE) == 0 or not room(link, 1, 1, _RESERVE):
+    if load64(link + w.ANNOUNCE_DUE) == 0 or not room(link, _RESERVE):
         return 0
     store64(link + w.ANNOUNCE_DUE, 0)
     code = add_frame(link, w.KIND_ANNOUNCE, -1, 0, 0, load64(link + w.OWN_ROWS), w.ANNOUNCE_NBYTES)
-    return code if code < 0 else 0
+    return min(code, 0)
+
+
+@njit
+def let_out(link: int) -> int:
+    """Sends the announcement that is due, and posts what is pending. 0, or -Fault."""
+    code = announce(link)
+    return code if code < 0 else min(post(link), 0)
+
+
+@njit
+def say(link: int, kind: int) -> int:
+    """Sends a frame that is nothing but its header, at once; there is room. OK, or -Fault."""
+    code = add_frame(link, kind, -1, 0, 0, 0, 0)
+    if code >= 0:
+        code = post(link)
+    return code if code < 0 else OK
 
 
 @njit
 def put_signal(link: int, channel: int) -> int:
-    if not room(link, 1, 1, _RESERVE):
+    if not room(link, _RESERVE):
         return blocked(link)
-    if load64(link + w.FRAMED_CALL) != load64(link + w.CALL):
+    if load64(link + w.FRAMED_CALL) != load64(link + c.CALL):
         code = add_frame(link, w.KIND_DATA, channel, 0, 0, 0, 0)
     else:
         code = add_message(link, immediate(link, w.IMM_SIGNAL, channel), 0, 0, 0, 0, 0, False)
@@ -52,7 +67,7 @@ def put_signal(link: int, channel: int) -> int:
 @njit
 def put_payload(link: int, channel: int, src: int, buffer: int, offset: int, nbytes: int) -> int:
     if nbytes <= load64(link + w.PAYLOAD_NBYTES):
-        if not room(link, 1, 1, _RESERVE):
+        if not room(link, _RESERVE):
             return blocked(link)
         code = add_frame(link, w.KIND_DATA, channel, buffer, offset, src, nbytes)
         return code if code < 0 else OK
@@ -70,16 +85,16 @@ def put_payload(link: int, channel: int, src: int, buffer: int, offset: int, nby
 def _open_put(link: int, row: int, src: int, buffer: int, offset: int, nbytes: int) -> int:
     phase, lkey = w.PHASE_FRAMES, find_region(link, src, nbytes, 0)
     if lkey >= 0:
-        if load64(link + w.FRAMED_CALL) != load64(link + w.CALL):
-            if not room(link, 1, 1, _RESERVE):
+        if load64(link + w.FRAMED_CALL) != load64(link + c.CALL):
+            if not room(link, _RESERVE):
                 return blocked(link)
             code = add_frame(link, w.KIND_WANT, -1, buffer, offset, 0, nbytes)
             if code < 0:
                 return code
-        if load64(link + w.FAR_CALL) != load64(link + w.CALL):
+        if load64(link + w.FAR_CALL) != load64(link + c.CALL):
             return blocked(link)
         if buffer < 0 or buffer >= N_BUFFERS or offset < 0:
-            return fail(link, _PROTOCOL, w.REASON_ARGUMENT, 0, buffer if offset >= 0 else offset)
+            return fail(link, _PROTOCOL, c.REASON_ARGUMENT, 0, buffer if offset >= 0 else offset)
         far = load64(link + w.FAR) + 24 * buffer
         if nbytes > load64(far + 8) - offset:
             return fail(link, _PROTOCOL, w.REASON_FAR_BOUNDS, load64(far + 8), offset + nbytes)
@@ -101,7 +116,7 @@ def _go_on_in_frames(link: int, row: int, channel: int) -> int:
     nbytes, most = load64(row + w.P_NBYTES), load64(link + w.PAYLOAD_NBYTES)
     moved = load64(row + w.P_MOVED)
     while moved < nbytes:
-        if not room(link, 1, 1, _RESERVE):
+        if not room(link, _RESERVE):
             return blocked(link)
         piece = min(most, nbytes - moved)
         kind = w.KIND_DATA if moved + piece == nbytes else w.KIND_MORE
@@ -122,7 +137,7 @@ def _go_on_writing(link: int, row: int, channel: int) -> int:
     far = load64(link + w.FAR) + 24 * load64(row + w.P_BUFFER)
     moved = load64(row + w.P_MOVED)
     while moved < nbytes:
-        if not room(link, 1, 1, _RESERVE):
+        if not room(link, _RESERVE):
             return blocked(link)
         piece = min(most, nbytes - moved)
         src, dst = load64(row + w.P_SRC) + moved, load64(far) + load64(row + w.P_OFFSET) + moved

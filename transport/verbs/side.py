@@ -140,11 +140,6 @@ class Side:
         device = self._rail.device
         return find_pointers(pair.owned.thing, self._cq.thing, device.pd, device.context)
 
-    @property
-    def uses_reference(self) -> bool:
-        """Whether each message goes through the interpreter."""
-        return self._reference is not None
-
     def stop(self) -> None:
         """Ends the queue pairs: what peers send lands no more; may be repeated."""
         for pair in self._pairs:

@@ -7,18 +7,18 @@ from typing import Final
 from numba import types
 
 from gfkernels.native.jit import cfunc, njit
-from gfkernels.native.libc import memcpy
 from gfkernels.native.memory import load64, store64
+from gfkernels.transport import framed as c
+from gfkernels.transport.framed_code import begin_call, check_left, check_put, fail
 from gfkernels.transport.table import AGAIN, OK, Fault
 from gfkernels.transport.verbs import words as w
-from gfkernels.transport.verbs.arrive import open_messages, poll_all
-from gfkernels.transport.verbs.post import add_frame, fail, find_region, post, room
-from gfkernels.transport.verbs.send import announce, blocked, put_payload, put_signal
-from gfkernels.types import N_BUFFERS, N_CHANNELS
+from gfkernels.transport.verbs.arrive import take_in
+from gfkernels.transport.verbs.post import find_region, room
+from gfkernels.transport.verbs.send import announce, blocked, let_out, put_payload, put_signal, say
+from gfkernels.types import N_BUFFERS
 
 _I64 = types.int64
 _PROTOCOL: Final = int(Fault.PROTOCOL)
-_PEER_LOST: Final = int(Fault.PEER_LOST)
 
 
 @njit
@@ -28,22 +28,21 @@ def _link(row: int, channel: int) -> int:
 
 
 @njit
-def _check(link: int) -> int:
-    if load64(link + w.LEFT) != 0 and load64(link + w.CALL) > load64(link + w.LEFT_CALL):
-        return fail(link, _PEER_LOST, w.REASON_LEFT, load64(link + w.CALL), load64(link + w.LEFT_CALL))
-    return -load64(link + w.FAULT)
-
-
-@njit
-def _prepare_announcement(link: int, buffers: int) -> None:
+def _plan_announcement(link: int, buffers: int) -> None:
+    """Writes down where this call's buffers are, if a put to one of them may need more than a frame."""
+    largest = 0
+    for buffer in range(N_BUFFERS):
+        largest = max(largest, load64(buffers + 16 * buffer + 8))
+    if largest <= load64(link + w.PAYLOAD_NBYTES):
+        store64(link + w.ANNOUNCE_DUE, 0)
+        return
     own = load64(link + w.OWN_ROWS)
     for buffer in range(N_BUFFERS):
         address, nbytes = load64(buffers + 16 * buffer), load64(buffers + 16 * buffer + 8)
         store64(own + 24 * buffer, address)
         store64(own + 24 * buffer + 8, nbytes)
         store64(own + 24 * buffer + 16, find_region(link, address, nbytes, 1) if address != 0 and nbytes > 0 else -1)
-        if nbytes > load64(link + w.PAYLOAD_NBYTES):
-            store64(link + w.ANNOUNCE_DUE, 1)
+    store64(link + w.ANNOUNCE_DUE, 1)
 
 
 @cfunc(_I64(*(_I64,) * 8))
@@ -53,15 +52,16 @@ def put(row: int, peer: int, channel: int, src: int, dst: int, buffer: int, offs
     A put with payload and no channel has no place in the order of several rails, and is refused there.
     """
     link = _link(row, channel)
-    fault = _check(link)
+    fault = check_left(link)
     if fault < 0:
         return fault
-    if load64(link + w.LEFT) != 0:
+    if load64(link + c.LEFT) != 0:
         return OK  # the peer is through with this call, and needs no more of it
-    if channel < -1 or channel >= N_CHANNELS:
-        return fail(link, _PROTOCOL, w.REASON_ARGUMENT, 0, channel)
-    if nbytes < 0 or (nbytes > 0 and channel < 0 and load64(row + w.ROW_N_LINKS) > 1):
-        return fail(link, _PROTOCOL, w.REASON_ARGUMENT, 0, nbytes)
+    fault = check_put(link, channel, nbytes)
+    if fault < 0:
+        return fault
+    if nbytes > 0 and channel < 0 and load64(row + w.ROW_N_LINKS) > 1:
+        return fail(link, _PROTOCOL, c.REASON_ARGUMENT, 0, nbytes)
     if nbytes > 0:
         return put_payload(link, channel, src, buffer, offset, nbytes)
     if channel < 0:
@@ -73,8 +73,8 @@ def put(row: int, peer: int, channel: int, src: int, dst: int, buffer: int, offs
 def poll(row: int, peer: int, channel: int) -> int:
     """See `Slot.POLL`. Asks no queue: PROGRESS does."""
     link = _link(row, channel)
-    fault = _check(link)
-    return fault if fault < 0 else load64(link + w.ARRIVALS + 8 * channel)
+    fault = check_left(link)
+    return fault if fault < 0 else load64(link + c.ARRIVALS + 8 * channel)
 
 
 @cfunc(_I64(_I64))
@@ -83,46 +83,30 @@ def progress(row: int) -> int:
     moved = 0
     for i in range(load64(row + w.ROW_N_LINKS)):
         link = load64(row + w.ROW_LINKS + 8 * i)
-        code = -load64(link + w.FAULT)
+        code = -load64(link + c.FAULT)
         if code < 0:
             return code
-        code = poll_all(link)
-        if code < 0:
-            return code
-        moved += code
-        code = open_messages(link)
+        code = take_in(link)
         if code < 0:
             return code
         moved += code
-        code = announce(link)
+        code = let_out(link)
         if code < 0:
             return code
-        code = post(link)
-        if code < 0:
-            return code
-        moved += load64(link + w.MOVED)
-        store64(link + w.MOVED, 0)
+        moved += load64(link + c.MOVED)
+        store64(link + c.MOVED, 0)
     return moved
 
 
 @cfunc(_I64(_I64, _I64, _I64, _I64))
 def begin(row: int, sequence: int, signature: int, buffers: int) -> int:
-    """See `Slot.BEGIN`. The table of N_BUFFERS rows is copied; what is long enough for it is announced to the peer."""
+    """See `Slot.BEGIN`. A buffer that is long enough for it is announced to the peer."""
     for i in range(load64(row + w.ROW_N_LINKS)):
         link = load64(row + w.ROW_LINKS + 8 * i)
-        fault = -load64(link + w.FAULT)
-        if fault < 0:
-            return fault
-        if sequence < load64(link + w.CALL):
-            return fail(link, _PROTOCOL, w.REASON_ARGUMENT, load64(link + w.CALL), sequence)
-        store64(link + w.CALL, sequence)
-        store64(link + w.CALL_SIGNATURE, signature)
-        signed = load64(link + w.SIGNATURES) + 16 * (sequence % w.N_SIGNATURES)
-        store64(signed, sequence)
-        store64(signed + 8, signature)
-        memcpy(load64(link + w.BUFFERS), buffers, 16 * N_BUFFERS)
-        _prepare_announcement(link, buffers)
-        store64(link + w.LANDING, 1)
+        code = begin_call(link, sequence, signature, buffers)
+        if code < 0:
+            return code
+        _plan_announcement(link, buffers)
         code = announce(link)
         if code < 0:
             return code
@@ -134,18 +118,15 @@ def flush(row: int) -> int:
     """See `Slot.FLUSH`. After OK no payload lands until the next BEGIN."""
     for i in range(load64(row + w.ROW_N_LINKS)):
         link = load64(row + w.ROW_LINKS + 8 * i)
-        fault = -load64(link + w.FAULT)
+        fault = -load64(link + c.FAULT)
         if fault < 0:
             return fault
-        code = announce(link)
-        if code < 0:
-            return code
-        code = post(link)
+        code = let_out(link)
         if code < 0:
             return code
         if load64(link + w.ANNOUNCE_DUE) != 0:
             return blocked(link)
-        store64(link + w.LANDING, 0)
+        store64(link + c.LANDING, 0)
     return OK
 
 
@@ -154,15 +135,12 @@ def goodbye(row: int) -> int:
     """Sends the goodbye on all links; OK | AGAIN | -Fault. Nothing may be put afterwards, and it is called once."""
     for i in range(load64(row + w.ROW_N_LINKS)):
         link = load64(row + w.ROW_LINKS + 8 * i)
-        fault = -load64(link + w.FAULT)
+        fault = -load64(link + c.FAULT)
         if fault < 0:
             return fault
-        if not room(link, 1, 1, 0):
+        if not room(link, 0):
             return blocked(link) if i == 0 else AGAIN
-        code = add_frame(link, w.KIND_GOODBYE, -1, 0, 0, 0, 0)
-        if code < 0:
-            return code
-        code = post(link)
+        code = say(link, w.KIND_GOODBYE)
         if code < 0:
             return code
     return OK
@@ -173,9 +151,7 @@ def probe(row: int) -> int:
     """Sends the probe on all links, before anything else is put; OK | -Fault. To be called once."""
     for i in range(load64(row + w.ROW_N_LINKS)):
         link = load64(row + w.ROW_LINKS + 8 * i)
-        code = add_frame(link, w.KIND_PROBE, -1, 0, 0, 0, 0)
-        if code >= 0:
-            code = post(link)
+        code = say(link, w.KIND_PROBE)
         if code < 0:
             return code
     return OK

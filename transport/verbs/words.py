@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from gfkernels.transport import framed as c
 from gfkernels.types import N_BUFFERS, N_CHANNELS
 
 VERSION: Final = 1
@@ -53,16 +54,6 @@ IMM_CALL_SHIFT: Final = 8
 CALL_PERIOD: Final = 1 << 24
 assert N_CHANNELS <= IMM_CHANNEL_MASK  # the last one says: no channel
 
-# Byte offsets in a frame's header (int64 words).
-F_MAGIC: Final = 0
-F_KIND: Final = 8
-F_SEQUENCE: Final = 16
-F_SIGNATURE: Final = 24
-F_CHANNEL: Final = 32
-F_BUFFER: Final = 40
-F_OFFSET: Final = 48
-F_NBYTES: Final = 56
-HEADER_NBYTES: Final = 64
 MAGIC_WORD: Final = 0x3130535642564B47  # b"GKVBVS01"
 
 KIND_DATA: Final = 0
@@ -79,71 +70,54 @@ KIND_WANT: Final = 5
 The first message of a call where that is a WRITE: it carries the signature, and shows a span that does not fit."""
 ANNOUNCE_NBYTES: Final = 24 * N_BUFFERS
 
-# Byte offsets in a link's record (int64 words).
-PEER: Final = 0
-INDEX: Final = 8  # of the link in its rank; in the work requests' ids
-QP: Final = 16
-CQ: Final = 24
-POST_SEND: Final = 32
-POST_RECV: Final = 40
-POLL_CQ: Final = 48
-LINKS: Final = 56  # address of a row of link addresses, by INDEX
-WCS: Final = 64  # POLL_BATCH completions
-REGIONS: Final = 72  # address of (count, rows of (start, end, lkey, rkey))
-BAD_WR: Final = 80  # where the provider says which work request failed
-
-CALL: Final = 88
-CALL_SIGNATURE: Final = 96
-LANDING: Final = 104  # 1 between BEGIN and FLUSH
-BUFFERS: Final = 112  # address of N_BUFFERS rows (address, nbytes), copied at BEGIN
-FAR: Final = 120  # address of N_BUFFERS rows (address, nbytes, rkey) that the peer announced
-FAR_CALL: Final = 128  # for which call it did
-FRAMED_CALL: Final = 136  # the last call for which a frame went out
-VERIFIED_CALL: Final = 144  # the last call whose signature came and was ours
-ANNOUNCE_DUE: Final = 152  # 1: the announcement found no room yet
-OWN_ROWS: Final = 160  # address of the announcement: N_BUFFERS rows (address, nbytes, rkey or -1)
-SIGNATURES: Final = 168  # address of N_SIGNATURES rows (sequence, signature)
-N_SIGNATURES: Final = 16
-
-FAULT: Final = 176  # a Fault, 0 while all is well; never reset
-FAULT_REASON: Final = 184
-FAULT_EXPECTED: Final = 192
-FAULT_GOT: Final = 200
-FAULT_CALL: Final = 208
-FAULT_VENDOR: Final = 216
-LEFT: Final = 224  # 1: the peer said goodbye
-LEFT_CALL: Final = 232
-PROBED: Final = 240  # 1: the peer's probe came
-MOVED: Final = 248  # things that happened since PROGRESS last reported
+# Byte offsets in a link's record (int64 words), behind those of `framed`.
+INDEX: Final = c.OWN_WORDS + 0  # of the link in its rank; in the work requests' ids
+QP: Final = c.OWN_WORDS + 8
+CQ: Final = c.OWN_WORDS + 16
+POST_SEND: Final = c.OWN_WORDS + 24
+POST_RECV: Final = c.OWN_WORDS + 32
+POLL_CQ: Final = c.OWN_WORDS + 40
+LINKS: Final = c.OWN_WORDS + 48  # address of a row of link addresses, by INDEX
+WCS: Final = c.OWN_WORDS + 56  # POLL_BATCH completions
+REGIONS: Final = c.OWN_WORDS + 64  # address of (count, rows of (start, end, lkey, rkey))
+BAD_WR: Final = c.OWN_WORDS + 72  # where the provider says which work request failed
+FAR: Final = c.OWN_WORDS + 80  # address of N_BUFFERS rows (address, nbytes, rkey) that the peer announced
+FAR_CALL: Final = c.OWN_WORDS + 88  # for which call it did
+FRAMED_CALL: Final = c.OWN_WORDS + 96  # the last call for which a frame went out
+VERIFIED_CALL: Final = c.OWN_WORDS + 104  # the last call whose signature came and was ours
+ANNOUNCE_DUE: Final = c.OWN_WORDS + 112  # 1: the announcement found no room yet
+OWN_ROWS: Final = c.OWN_WORDS + 120  # address of the announcement: N_BUFFERS rows (address, nbytes, rkey or -1)
+FAULT_VENDOR: Final = c.OWN_WORDS + 128
+PROBED: Final = c.OWN_WORDS + 136  # 1: the peer's probe came
 
 # Sending. Messages, work requests and receives are counted from the start of time.
-SENT: Final = 256  # messages
-GRANTED: Final = 264  # messages that the peer has room for
-POSTED: Final = 272  # work requests
-DONE: Final = 280  # work requests known to be completed
-SIGNALLED: Final = 288  # the last work request that asked for a completion, plus one
-PENDING: Final = 296  # work requests built and not posted yet
-BATCH_AT: Final = 304  # BATCH slots of (work request, scatter element)
-FRAMES_AT: Final = 312  # own frame memory to send from: DEPTH slots
-FRAMES_LKEY: Final = 320
-FAR_FRAMES: Final = 328  # the peer's frame memory to write to: DEPTH slots
-FAR_FRAMES_RKEY: Final = 336
-SLOT_NBYTES: Final = 344
-PAYLOAD_NBYTES: Final = 352  # of a frame: SLOT_NBYTES less the header
-INLINE_NBYTES: Final = 360  # what the queue pair copies into the work request
-MOST_NBYTES: Final = 368  # of one RDMA write
+SENT: Final = c.OWN_WORDS + 144  # messages
+GRANTED: Final = c.OWN_WORDS + 152  # messages that the peer has room for
+POSTED: Final = c.OWN_WORDS + 160  # work requests
+DONE: Final = c.OWN_WORDS + 168  # work requests known to be completed
+SIGNALLED: Final = c.OWN_WORDS + 176  # the last work request that asked for a completion, plus one
+PENDING: Final = c.OWN_WORDS + 184  # work requests built and not posted yet
+BATCH_AT: Final = c.OWN_WORDS + 192  # BATCH slots of (work request, scatter element)
+FRAMES_AT: Final = c.OWN_WORDS + 200  # own frame memory to send from: DEPTH slots
+FRAMES_LKEY: Final = c.OWN_WORDS + 208
+FAR_FRAMES: Final = c.OWN_WORDS + 216  # the peer's frame memory to write to: DEPTH slots
+FAR_FRAMES_RKEY: Final = c.OWN_WORDS + 224
+SLOT_NBYTES: Final = c.OWN_WORDS + 232
+PAYLOAD_NBYTES: Final = c.OWN_WORDS + 240  # of a frame: SLOT_NBYTES less the header
+INLINE_NBYTES: Final = c.OWN_WORDS + 248  # what the queue pair copies into the work request
+MOST_NBYTES: Final = c.OWN_WORDS + 256  # of one RDMA write
 
 # Receiving.
-ARRIVED: Final = 376  # messages
-OPENED: Final = 384  # messages
-UNPOSTED: Final = 392  # opened messages whose receive is not posted again yet
-OWED: Final = 400  # receives posted again that the peer does not know of
-SLOTS_AT: Final = 408  # frame memory that the peer writes to
-QUEUE: Final = 416  # DEPTH immediates, by message
-RECVS_AT: Final = 424  # REPOST_EVERY receive work requests, linked
+ARRIVED: Final = c.OWN_WORDS + 264  # messages
+OPENED: Final = c.OWN_WORDS + 272  # messages
+UNPOSTED: Final = c.OWN_WORDS + 280  # opened messages whose receive is not posted again yet
+OWED: Final = c.OWN_WORDS + 288  # receives posted again that the peer does not know of
+SLOTS_AT: Final = c.OWN_WORDS + 296  # frame memory that the peer writes to
+QUEUE: Final = c.OWN_WORDS + 304  # DEPTH immediates, by message
+RECVS_AT: Final = c.OWN_WORDS + 312  # REPOST_EVERY receive work requests, linked
 
 # One put with payload may be under way on each channel, the last row is for channel -1.
-PUTS: Final = 432
+PUTS: Final = c.OWN_WORDS + 320
 P_PHASE: Final = 0
 P_SRC: Final = 8
 P_BUFFER: Final = 16
@@ -157,8 +131,7 @@ PHASE_NONE: Final = 0
 PHASE_WRITE: Final = 1
 PHASE_FRAMES: Final = 2
 
-ARRIVALS: Final = PUTS + PUT_NBYTES * (N_CHANNELS + 1)  # N_CHANNELS words
-RECORD_NBYTES: Final = -(-(ARRIVALS + 8 * N_CHANNELS) // 64) * 64
+RECORD_NBYTES: Final = -(-(PUTS + PUT_NBYTES * (N_CHANNELS + 1)) // 64) * 64
 
 # Ids of work requests: the link's index, whether it is a receive, and the number of the work request.
 ID_LINK_SHIFT: Final = 48
@@ -171,35 +144,20 @@ ROW_LINKS: Final = 8
 MAX_RAILS: Final = 8
 ROW_NBYTES: Final = ROW_LINKS + 8 * MAX_RAILS
 
-# Why a link failed (FAULT_REASON).
-REASON_LEFT: Final = 1
-REASON_STATUS: Final = 2
-REASON_POST: Final = 3
-REASON_POLL: Final = 4
-REASON_SIGNATURE: Final = 5
-REASON_MAGIC: Final = 6
-REASON_LATE: Final = 7
-REASON_BUFFER: Final = 8
-REASON_BOUNDS: Final = 9
-REASON_CHANNEL: Final = 10
-REASON_UNSIGNED: Final = 11
-REASON_FAR_BOUNDS: Final = 12
-REASON_ARGUMENT: Final = 13
-REASON_OVERRUN: Final = 14
+# Why a link failed (FAULT_REASON), beyond what `framed` knows.
+REASON_STATUS: Final = c.OWN_REASONS
+REASON_POST: Final = c.OWN_REASONS + 1
+REASON_POLL: Final = c.OWN_REASONS + 2
+REASON_UNSIGNED: Final = c.OWN_REASONS + 3
+REASON_FAR_BOUNDS: Final = c.OWN_REASONS + 4
+REASON_OVERRUN: Final = c.OWN_REASONS + 5
 
 REASONS: Final[dict[int, str]] = {
-    REASON_LEFT: "left after call {got}, and this is call {expected}",
+    **c.REASONS,
     REASON_STATUS: "a work request ended with status {got}: {status} (vendor code {vendor:#x})",
     REASON_POST: "posting a work request failed with {got}",
     REASON_POLL: "polling for completions failed with {got}",
-    REASON_SIGNATURE: "asked for something else in the same call: signature {got:#x} there, {expected:#x} here",
-    REASON_MAGIC: "sent no frame: first word {got:#x}, expected {expected:#x}",
-    REASON_LATE: "sent payload of call {got} while this rank is in call {expected}, or after that call's end",
-    REASON_BUFFER: f"wrote to buffer {{got}}; a call has buffers 0 to {N_BUFFERS - 1}",
-    REASON_BOUNDS: "wrote up to byte {got} of a buffer of {expected} bytes",
-    REASON_CHANNEL: f"signalled channel {{got}}; there are channels 0 to {N_CHANNELS - 1}",
     REASON_UNSIGNED: "sent a message of call {got} before that call's signature",
     REASON_FAR_BOUNDS: "has announced a buffer of {expected} bytes, and this rank was to write up to byte {got}",
-    REASON_ARGUMENT: "this rank called put or begin with an impossible argument: {got}",
     REASON_OVERRUN: "sent more messages than receives were posted for it: {got} of {expected}",
 }

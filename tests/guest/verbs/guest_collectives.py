@@ -18,7 +18,7 @@ from guest_rig import main, run_ranks
 import gfkernels as gf
 from gfkernels import engine, kernels
 from gfkernels.communicator.start import load_all
-from gfkernels.transport.verbs.connect import Exchange
+from gfkernels.transport.meeting import Exchange
 from gfkernels.types import DTYPES, ReduceOp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "collectives"))

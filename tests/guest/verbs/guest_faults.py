@@ -14,10 +14,11 @@ from guest_rig import QUICK, endpoint, finish, main, open_and_connect, run_ranks
 
 from gfkernels.errors import ConnectError, PeerLostError, UnavailableError
 from gfkernels.transport.conformance_rig import Endpoint, noise
+from gfkernels.transport.meeting import Exchange
 from gfkernels.transport.table import AGAIN, Fault
 from gfkernels.transport.verbs import words as w
 from gfkernels.transport.verbs.channels import VerbsChannels
-from gfkernels.transport.verbs.connect import Exchange, connect
+from gfkernels.transport.verbs.connect import connect
 from gfkernels.transport.verbs.events import events
 from gfkernels.transport.verbs.rail import Rail, close_rails, open_rails
 

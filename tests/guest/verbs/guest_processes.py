@@ -9,9 +9,9 @@ import numpy as np
 from guest_rig import QUICK, descriptors, endpoint, finish, main, open_and_connect, run_ranks, wait_for
 
 from gfkernels.transport.conformance_rig import Bytes, Endpoint, noise
+from gfkernels.transport.meeting import Exchange
 from gfkernels.transport.table import AGAIN, OK
 from gfkernels.transport.verbs import words as w
-from gfkernels.transport.verbs.connect import Exchange, is_compiled
 from gfkernels.transport.verbs.settings import Settings
 from gfkernels.types import N_CHANNELS
 
@@ -51,7 +51,7 @@ def exercise(rank: int, size: int, exchange: Exchange, settings: Settings, *, re
     """All that a rank can do with its peers: messages of many lengths, credits, leaving, and nothing left open."""
     before = descriptors()
     ends, rails = open_and_connect(rank, size, exchange, settings)
-    assert is_compiled(ends) != settings.reference
+    assert ends.compiled != settings.reference
     me = endpoint(ends)
     others = [Endpoint(peer, ends, me.call) for peer in range(size) if peer != rank]
     for call, nbytes in enumerate(SIZES, 1):

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gfkernels.transport.conformance_rig import Endpoint, compiled
+from gfkernels.transport.meeting import Exchange
 from gfkernels.transport.verbs.channels import VerbsChannels
-from gfkernels.transport.verbs.connect import Exchange, connect
+from gfkernels.transport.verbs.connect import connect
 from gfkernels.transport.verbs.rail import Rail, close_rails, open_rails
 from gfkernels.transport.verbs.settings import Settings
 

@@ -16,7 +16,7 @@ from typing import Any
 from guest_processes import exercise
 from guest_rig import QUICK, main
 
-from gfkernels.transport.verbs.connect import Exchange
+from gfkernels.transport.meeting import Exchange
 from gfkernels.transport.verbs.devices import choose, route_sources
 from gfkernels.transport.verbs.settings import Settings
 from gfkernels.transport.verbs.sysfs import scan

@@ -10,10 +10,11 @@ import pytest
 from fake_pyverbs import ENUMS, Card
 
 from gfkernels.errors import ConnectError, UnavailableError
+from gfkernels.transport.meeting import Exchange
 from gfkernels.transport.verbs import connect as module
 from gfkernels.transport.verbs import device as device_module
 from gfkernels.transport.verbs import words as w
-from gfkernels.transport.verbs.connect import Exchange, connect
+from gfkernels.transport.verbs.connect import connect
 from gfkernels.transport.verbs.device import Device, open_device
 from gfkernels.transport.verbs.devices import Choice
 from gfkernels.transport.verbs.loopback import in_threads
